@@ -1,0 +1,169 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which processes are a container's: by cgroup and pid namespace, seen from the node, never by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Iterable, Optional
+
+from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner, describe_exit
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
+
+# Proxmox: /lxc/129/ns/...; plain LXC: /lxc.payload.129/...; the monitor (/lxc.monitor/129) is not in the container.
+_CGROUP = re.compile(r"^/lxc(?:/|\.payload\.)(\d+)(?:/|$)")
+
+# pct is a Perl program that reads the whole cluster configuration: seconds, not minutes.
+PCT_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class ContainerStatus:
+    """What ``pct status VMID --verbose`` says. ``init_pid`` is the container's init as the node sees it."""
+
+    vmid: int
+    status: str
+    init_pid: Optional[int]
+    lock: Optional[str]
+
+
+def vmid_of(process: Process) -> Optional[int]:
+    """The VMID in the process's cgroup path; the outermost one for a container within a container."""
+    for path in process.cgroups:
+        found = _CGROUP.match(path)
+        if found:
+            return int(found[1])
+    return None
+
+
+def container_pid_of(process: Process) -> Optional[int]:
+    """The pid as the container sees it, one namespace below ours; None for a process of our own namespace."""
+    return process.namespace_pids[1] if len(process.namespace_pids) > 1 else None
+
+
+def is_container_init(process: Process) -> bool:
+    """Pid 1 of a container of this machine. Pid 1 of a container nested within one is an ordinary process to it."""
+    return len(process.namespace_pids) == 2 and process.namespace_pids[1] == 1
+
+
+def container_status(vmid: int, *, runner: Runner, pct_path: str, proc_root: str = "/proc") -> ContainerStatus:
+    """Ask Proxmox for the container. Raises ContainerError when it is not on this node, or pct cannot say."""
+    answer = runner.run([pct_path, "status", str(vmid), "--verbose"], timeout=PCT_TIMEOUT)
+    values = dict(_KEY_VALUE.findall(answer.stdout))
+    if answer.rc != 0 or "status" not in values:
+        raise classify_pct_failure(vmid, answer)
+    pid = values.get("pid", "")
+    return ContainerStatus(
+        vmid=vmid,
+        status=values["status"],
+        init_pid=int(pid) if pid.isdigit() and int(pid) > 1 else None,
+        lock=values.get("lock"),
+    )
+
+
+_KEY_VALUE = re.compile(r"(?m)^([a-z_]+):[ \t]+(\S.*?)[ \t\r]*$")
+
+
+def classify_pct_failure(vmid: int, answer: Completed) -> ContainerError:
+    """What pct's own errors mean (src/PVE/CLI/pct.pm and PVE::LXC::Config of pve-container). The exit code says
+    nothing.
+    """
+    text = f"{answer.stdout}\n{answer.stderr}".strip()
+    fields = {"vmid": vmid, "cmd": list(answer.argv), "rc": answer.rc, "stdout": answer.stdout, "stderr": answer.stderr}
+    if "ipcc_send_rec" in text or "Unable to load access control list" in text:
+        return ContainerError(
+            f"Proxmox's cluster file system does not answer, so nothing is known about container {vmid}. Check the "
+            "service pve-cluster on the node, and that this task runs as root.",
+            reason="pve_cluster_unavailable",
+            **fields,
+        )
+    if re.search(r"Configuration file '.*' does not exist", text):
+        node = _node_of(vmid)
+        where = f"It is on node {node}: point the task (verified_restart_node) there." if node else "Check the VMID."
+        return ContainerError(
+            f"There is no container {vmid} on this node. {where}", reason="ct_not_on_node", node=node, **fields
+        )
+    if "not running" in text:
+        return ContainerError(f"Container {vmid} is not running.", reason="ct_not_running", **fields)
+    last_line = text.splitlines()[-1] if text else "no output"
+    return ContainerError(
+        f"pct could not tell about container {vmid} ({describe_exit(answer.rc)}): {last_line}",
+        reason="pct_failed",
+        **fields,
+    )
+
+
+def _node_of(vmid: int, path: str = "/etc/pve/.vmlist") -> Optional[str]:
+    """The node that holds ``vmid``, from the cluster's own list, or None where there is no such list or entry."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return str(json.load(stream)["ids"][str(vmid)]["node"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def members(status: ContainerStatus, processes: Iterable[Process], procfs: ProcFs) -> list[Process]:
+    """The processes of a running container: in its cgroup, in its init's pid namespace, or below its init.
+
+    The cgroup is Proxmox's own mark. The namespace also finds what came in without it, and is the only mark where the
+    node has no
+    cgroup for the container. Raises ContainerError when a running container shows no process at all: then our view is
+    wrong.
+    """
+    everyone = list(processes)
+    namespace = procfs.pid_namespace(status.init_pid) if status.init_pid is not None else None
+    below = _descendants(status.init_pid, everyone) if status.init_pid is not None else set()
+    # An init in our own namespace would make every process of the machine a member.
+    foreign = namespace is not None and namespace != procfs.pid_namespace_of_reader()
+    found = [
+        process
+        for process in everyone
+        if vmid_of(process) == status.vmid
+        or (vmid_of(process) is None and process.pid in below)
+        or (vmid_of(process) is None and foreign and procfs.pid_namespace(process.pid) == namespace)
+    ]
+    if not found:
+        raise ContainerError(
+            f"Container {status.vmid} runs, but none of its processes can be seen from here. "
+            "Run the task on the node itself, as root.",
+            reason="ct_not_visible",
+            vmid=status.vmid,
+        )
+    return found
+
+
+def _descendants(root: int, processes: list[Process]) -> set[int]:
+    """``root`` and everything below it by parent."""
+    children: dict[int, list[int]] = {}
+    for process in processes:
+        children.setdefault(process.parent_pid, []).append(process.pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting.extend(children.get(pid, []))
+    return found
+
+
+def frozen(process: Process, cgroup_root: str = "/sys/fs/cgroup") -> bool:
+    """Whether the cgroup of a process is frozen (suspend-mode backup): then no signal, not even SIGKILL, takes
+    effect.
+    """
+    for path in process.cgroups:
+        for tree in ("", "unified"):
+            text = (
+                ProcFs(cgroup_root).read_text(*(part for part in (tree, path.strip("/"), "cgroup.events") if part))
+                or ""
+            )
+            if re.search(r"(?m)^frozen 1$", text):
+                return True
+        state = ProcFs(cgroup_root).read_text("freezer", path.strip("/"), "freezer.state")
+        if state is not None and state.strip() != "THAWED":
+            return True
+    return False

@@ -1,0 +1,215 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who holds a device, and by which evidence: found by device number, not by path or inode.
+
+A container that made its own node with mknod has another inode under another mount; ``fuser`` and ``lsof`` on the
+machine find nothing
+then. The number (``st_rdev``) is the same for every node of a device. A path that is no device is matched by its
+inode, as fuser does.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import Iterable, Iterator, Optional, Sequence
+
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import InputError
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
+
+# The kinds of evidence, best first; part of what the modules return.
+DRIVER = "driver"
+FD = "fd"
+THREAD_FD = "thread_fd"
+MAPPING = "mapping"
+_EVIDENCE_ORDER = (DRIVER, FD, THREAD_FD, MAPPING)
+
+# A CUDA context opens this node beside the card; whoever only watches through NVML does not.
+COMPUTE_NODE = "nvidia-uvm"
+
+
+@dataclass(frozen=True)
+class DeviceNumber:
+    """What makes two open handles the same thing: the number of a device, or device and inode of anything else."""
+
+    kind: str
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True)
+class Device:
+    """A node to look for. ``gpu`` is the index of the card behind it, None where that is not known."""
+
+    path: str
+    number: DeviceNumber
+    gpu: Optional[int] = None
+
+
+@dataclass
+class Holder:
+    """A process that holds at least one of the devices. ``compute_context``: it also holds the node that CUDA opens."""
+
+    process: Process
+    gpus: set[int] = field(default_factory=set)
+    devices: set[str] = field(default_factory=set)
+    evidence: set[str] = field(default_factory=set)
+    compute_context: bool = False
+
+    @property
+    def evidence_list(self) -> list[str]:
+        """The kinds of evidence, best first."""
+        return [kind for kind in _EVIDENCE_ORDER if kind in self.evidence]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Everyone who holds one of the devices; ``unreadable`` processes could not be looked into (run as root)."""
+
+    holders: tuple[Holder, ...]
+    unreadable: int
+
+
+def number_of(status: os.stat_result) -> DeviceNumber:
+    """The identity behind a handle."""
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        kind = "char" if stat.S_ISCHR(status.st_mode) else "block"
+        return DeviceNumber(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
+    return DeviceNumber("inode", status.st_dev, status.st_ino)
+
+
+def card_device(directory: str, minor: int, gpu: int) -> Device:
+    """The node of a card: ``nvidia`` and its minor, which is not its index. Raises InputError when it is not there."""
+    path = os.path.join(directory, f"nvidia{minor}")
+    try:
+        return Device(path, number_of(os.stat(path)), gpu)
+    except OSError as exc:
+        raise InputError(
+            f"GPU {gpu} should be {path}, but that cannot be read: {exc.strerror}. "
+            "Correct device_directory, or name the devices.",
+            reason="no_device_nodes",
+        ) from exc
+
+
+def named_devices(patterns: Sequence[str], cards: Iterable[Device]) -> list[Device]:
+    """The nodes behind paths and globs, each with its card where one of ``cards`` has the same number.
+
+    Raises InputError for a path or glob that names nothing, or a directory.
+    """
+    gpus = {card.number: card.gpu for card in cards}
+    found: dict[str, Device] = {}
+    for pattern in patterns:
+        paths = sorted(glob.glob(pattern))
+        if not paths:
+            raise InputError(f"devices: {pattern!r} names no file. Correct the path.", reason="no_device_nodes")
+        for path in paths:
+            status = os.stat(path)
+            if stat.S_ISDIR(status.st_mode):
+                continue
+            found[path] = Device(path, number_of(status), gpus.get(number_of(status)))
+    if not found:
+        raise InputError("devices names only directories. Name device nodes.", reason="no_device_nodes")
+    return list(found.values())
+
+
+def compute_node(directory: str) -> Optional[DeviceNumber]:
+    """The number of the node that CUDA opens beside the cards; None where the machine has none."""
+    try:
+        return number_of(os.stat(os.path.join(directory, COMPUTE_NODE)))
+    except OSError:
+        return None
+
+
+def find_holders(devices: Sequence[Device], compute: Optional[DeviceNumber], procfs: ProcFs) -> Scan:
+    """Look into every process: its handles, its threads' handles where it shows none itself, and its mappings."""
+    wanted: dict[DeviceNumber, list[Device]] = {}
+    for device in devices:
+        wanted.setdefault(device.number, []).append(device)
+    mapped = _Mappings(procfs)
+    holders: list[Holder] = []
+    unreadable = 0
+    for pid in procfs.pids():
+        try:
+            handles = list(_handles(pid, procfs))
+        except PermissionError:
+            unreadable += 1
+            continue
+        handles += [(MAPPING, number) for number in mapped.numbers(pid)]
+        if not any(number in wanted for _kind, number in handles):
+            continue
+        process = procfs.process(pid)
+        if process is None:
+            continue
+        holder = Holder(process, compute_context=any(number == compute for _kind, number in handles))
+        for kind, number in handles:
+            for device in wanted.get(number, ()):
+                holder.devices.add(device.path)
+                holder.evidence.add(kind)
+                if device.gpu is not None:
+                    holder.gpus.add(device.gpu)
+        holders.append(holder)
+    return Scan(tuple(holders), unreadable)
+
+
+def _handles(pid: int, procfs: ProcFs) -> Iterator[tuple[str, DeviceNumber]]:
+    """Handles of a process. The leader's table is empty once it has exited; its living threads still show theirs."""
+    numbers = list(_numbers_in(procfs.path(pid, "fd")))
+    if numbers:
+        yield from ((FD, number) for number in numbers)
+        return
+    task_directory = procfs.path(pid, "task")
+    try:
+        tasks = os.listdir(task_directory)
+    except OSError:
+        return
+    for task in tasks:
+        if task != str(pid):
+            yield from ((THREAD_FD, number) for number in _numbers_in(os.path.join(task_directory, task, "fd")))
+
+
+def _numbers_in(directory: str) -> Iterator[DeviceNumber]:
+    """Raises PermissionError where the table may not be read; yields nothing where it is gone."""
+    try:
+        names = os.listdir(directory)
+    except PermissionError:
+        raise
+    except OSError:
+        return
+    for name in names:
+        try:
+            yield number_of(os.stat(os.path.join(directory, name)))
+        except OSError:
+            continue
+
+
+class _Mappings:
+    """Mapped files of a process. Libraries repeat in every process, so what a (filesystem, inode) is gets asked
+    once.
+    """
+
+    def __init__(self, procfs: ProcFs) -> None:
+        self._procfs = procfs
+        self._known: dict[tuple[str, str], Optional[DeviceNumber]] = {}
+
+    def numbers(self, pid: int) -> Iterator[DeviceNumber]:
+        """The numbers behind the mappings of ``pid``; nothing where they may not be read."""
+        for line in (self._procfs.read_text(pid, "maps") or "").splitlines():
+            # start-end perms offset dev inode [path], proc(5)
+            fields = line.split(None, 5)
+            if len(fields) < 6 or fields[4] == "0":
+                continue
+            key = (fields[3], fields[4])
+            if key not in self._known:
+                self._known[key] = self._look(pid, fields[0])
+            number = self._known[key]
+            if number is not None:
+                yield number
+
+    def _look(self, pid: int, span: str) -> Optional[DeviceNumber]:
+        try:
+            return number_of(os.stat(self._procfs.path(pid, "map_files", span)))
+        except OSError:
+            return None

@@ -1,0 +1,169 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads the driver once, by either road, within one time limit, and gives every card its device minor."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import Callable, Optional, Sequence
+
+from ansible_collections.gpuops.inference.plugins.module_utils import _nvidia_smi, _nvml
+from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import CommandError, GpuopsError
+from ansible_collections.gpuops.inference.plugins.module_utils._gpus import (
+    DriverReading,
+    GpuError,
+    in_order,
+    normal_bus_id,
+    unreadable_gpu,
+)
+
+_MINOR = re.compile(r"(?m)^Device Minor:\s*([0-9]{1,6})\s*$")
+_EXCLUDED = re.compile(r"(?mi)^GPU Excluded:\s*Yes\s*$")
+
+
+def read_driver(
+    *,
+    runner: Runner,
+    backend: str,
+    nvidia_smi_path: str,
+    timeout: float,
+    processes: bool = True,
+    proc_root: str = "/proc",
+    device_directory: str = "/dev",
+    clock: Callable[[], float] = time.monotonic,
+) -> DriverReading:
+    """All cards of the machine, and who computes on them. ``backend``: ``auto``, ``nvml`` or ``nvidia_smi``.
+
+    ``timeout`` (seconds) is for the whole reading: once it has run out nothing more is started, because a driver that
+    hangs would only hang the next caller too. Raises CommandError (``timeout``, ``not_installed``) and DriverError with
+    reason, rc, stdout and stderr.
+    """
+    limit = _TimeLimit(runner, timeout, clock)
+
+    def ask_nvidia_smi(arguments: Sequence[str]) -> Completed:
+        argv = [nvidia_smi_path, *arguments]
+        return limit.run(argv, " ".join(argv))
+
+    def ask_nvml(argv: Sequence[str]) -> Completed:
+        return limit.run(argv, "NVML (nvidia-ml-py)")
+
+    reading, nvml_error = None, None
+    if backend == "nvml" or (backend == "auto" and _nvml.is_importable()):
+        try:
+            reading = _nvml.read(ask_nvml, processes=processes)
+        except GpuopsError as exc:
+            if backend == "nvml" or exc.reason == "timeout":
+                raise
+            nvml_error = exc.message
+    if reading is None:
+        try:
+            reading = _nvidia_smi.read(ask_nvidia_smi, processes=processes)
+        except GpuopsError as exc:
+            if nvml_error is not None:
+                exc.fields["nvml_error"] = nvml_error
+            raise
+    reading = join_proc(reading, cards_in_proc(proc_root), device_directory)
+    without = [gpu for gpu in reading.gpus if gpu.minor is None and gpu.error is None and gpu.pci_bus_id is not None]
+    if not without or reading.backend != "nvidia_smi":
+        return reading
+    return _with_minors(reading, _nvidia_smi.read_minors(ask_nvidia_smi, without))
+
+
+class _TimeLimit:
+    """Runs commands within one time limit (seconds) for all of them together."""
+
+    def __init__(self, runner: Runner, timeout: float, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._timeout = timeout
+        self._clock = clock
+        self._end = clock() + timeout
+
+    def run(self, argv: Sequence[str], name: str) -> Completed:
+        """Raises CommandError ``timeout``, also without starting anything when no time is left."""
+        # Never above what the operator gave: the difference of two clock readings can be, by a rounding error.
+        seconds = min(self._timeout, self._end - self._clock())
+        if seconds <= 0:
+            raise self._too_slow(name, "It was not started.")
+        try:
+            return self._runner.run(argv, timeout=seconds)
+        except CommandError as exc:
+            if exc.reason != "timeout":
+                raise
+            unkillable = bool(exc.fields.get("unkillable"))
+            ending = "It is unkillable (D state), and was left behind." if unkillable else "It was killed."
+            raise self._too_slow(name, ending, unkillable=unkillable) from exc
+
+    def _too_slow(self, name: str, ending: str, *, unkillable: bool = False) -> CommandError:
+        return CommandError(
+            f"The driver gave no answer to {name} within {self._timeout:g} s. {ending} A driver that hangs leaves Xid "
+            "messages in the kernel log and needs a reboot; if it is merely slow, raise timeout.",
+            reason="timeout",
+            unkillable=unkillable,
+        )
+
+
+@dataclass(frozen=True)
+class ProcCard:
+    """A card that the kernel module has. ``excluded``: the administrator keeps it from being used."""
+
+    pci_bus_id: str
+    minor: Optional[int]
+    excluded: bool
+
+
+def cards_in_proc(proc_root: str) -> tuple[ProcCard, ...]:
+    """What the kernel module itself says (/proc/driver/nvidia/gpus/BUS-ID/information). Empty where there is none."""
+    directory = os.path.join(proc_root, "driver", "nvidia", "gpus")
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return ()
+    cards = []
+    for name in names:
+        bus_id = normal_bus_id(name)
+        if bus_id is not None:
+            text = _text(os.path.join(directory, name, "information"))
+            minor = _MINOR.search(text)
+            cards.append(ProcCard(bus_id, int(minor[1]) if minor else None, bool(_EXCLUDED.search(text))))
+    return tuple(cards)
+
+
+def join_proc(reading: DriverReading, cards: Sequence[ProcCard], device_directory: str) -> DriverReading:
+    """Add the minors, and the cards that the tools silently leave out, as unknown ones.
+
+    A card whose start failed is not listed by NVML at all. In a container a card without a node is none of ours.
+    """
+    reading = _with_minors(reading, {card.pci_bus_id: card.minor for card in cards if card.minor is not None})
+    known = {gpu.pci_bus_id for gpu in reading.gpus}
+    if None in known:
+        # A card without a bus id may be any of them.
+        return reading
+    error = GpuError("not_listed", "The kernel module has this card, but the driver does not list it.")
+    silent = [
+        replace(unreadable_gpu(error, pci_bus_id=card.pci_bus_id), minor=card.minor)
+        for card in cards
+        if card.pci_bus_id not in known
+        and not card.excluded
+        and card.minor is not None
+        and os.path.exists(os.path.join(device_directory, f"nvidia{card.minor}"))
+    ]
+    return replace(reading, gpus=in_order([*reading.gpus, *silent]))
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _with_minors(reading: DriverReading, minors: dict[str, int]) -> DriverReading:
+    """Joined by bus id, never by position: the minor is not the index."""
+    gpus = (replace(gpu, minor=minors.get(gpu.pci_bus_id or "", gpu.minor)) for gpu in reading.gpus)
+    return replace(reading, gpus=tuple(gpus))

@@ -1,0 +1,260 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A process as /proc shows it: identity, names, state, owner, container.
+
+Formats are those of proc(5) and Documentation/filesystems/proc.rst. Every reader returns None (or leaves the process
+out) when the
+process went away between two reads: that is not an error but an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Iterator, Optional
+
+# PF_KTHREAD of include/linux/sched.h: the process has no program of its own.
+_KERNEL_THREAD_FLAG = 0x00200000
+
+_UNIT = re.compile(r"^.+\.(?:service|scope)$")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A pid is given out again; together with the start time (clock ticks since boot) it means one process for ever."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process (thread group). ``namespace_pids`` goes from the reader's pid namespace to the innermost one."""
+
+    pid: int
+    start_ticks: int
+    name: str
+    command: str
+    state: str
+    parent_pid: int
+    uid: Optional[int]
+    threads: int
+    namespace_pids: tuple[int, ...]
+    cgroups: tuple[str, ...]
+    kernel_thread: bool = False
+
+    @property
+    def identity(self) -> Identity:
+        """(pid, start time)."""
+        return Identity(self.pid, self.start_ticks)
+
+    @property
+    def gone(self) -> bool:
+        """Dead, merely not reaped. A zombie leader whose other threads live (state Z, several tasks) still holds all
+        it held.
+        """
+        return self.state in ("X", "x") or (self.state == "Z" and self.threads <= 1)
+
+    @property
+    def unit(self) -> Optional[str]:
+        """The innermost systemd unit in the cgroup path: the service, else the scope."""
+        return unit_of(self.cgroups)
+
+
+@dataclass(frozen=True)
+class Stat:
+    """The fields of /proc/PID/stat that are used here. Times in clock ticks since boot."""
+
+    pid: int
+    name: str
+    state: str
+    parent_pid: int
+    flags: int
+    threads: int
+    start_ticks: int
+
+
+def parse_stat(text: str) -> Optional[Stat]:
+    """Parse /proc/PID/stat. The name may hold blanks, brackets and newlines: only the last ``)`` ends it."""
+    head, found, tail = text.rpartition(")")
+    pid_text, opened, name = head.partition("(")
+    fields = tail.split()
+    if not found or not opened or len(fields) < 20:
+        return None
+    try:
+        return Stat(
+            pid=int(pid_text),
+            name=name,
+            state=fields[0],
+            parent_pid=int(fields[1]),
+            flags=int(fields[6]),
+            threads=int(fields[17]),
+            start_ticks=int(fields[19]),
+        )
+    except ValueError:
+        return None
+
+
+def parse_status(text: str) -> dict[str, str]:
+    """Parse /proc/PID/status into key and value."""
+    pairs = (line.partition(":") for line in text.split("\n"))
+    return {key: value.strip() for key, colon, value in pairs if colon}
+
+
+def parse_command(raw: str) -> str:
+    """/proc/PID/cmdline: arguments end in NUL; a title set by the program itself may have none, or many at its end."""
+    return raw.rstrip("\0").replace("\0", " ").strip()
+
+
+def parse_cgroups(text: str) -> tuple[str, ...]:
+    """/proc/PID/cgroup: the paths, without repetition, the unified hierarchy and systemd's own first."""
+    rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    rows.sort(key=lambda row: 0 if row[1] == "" else 1 if row[1] == "name=systemd" else 2)
+    return tuple(dict.fromkeys(path for _number, _controllers, path in rows))
+
+
+def unit_of(cgroups: tuple[str, ...]) -> Optional[str]:
+    """The innermost service (else scope) that any of the cgroup paths names."""
+    for suffix in (".service", ".scope"):
+        for path in cgroups:
+            units = [part for part in path.split("/") if part.endswith(suffix) and _UNIT.match(part)]
+            if units:
+                return units[-1]
+    return None
+
+
+class ProcFs:
+    """Reads one /proc. ``root`` is another directory only in tests."""
+
+    def __init__(self, root: str = "/proc") -> None:
+        self.root = root
+
+    def read_text(self, *parts: object) -> Optional[str]:
+        """A file below /proc as text (never failing on its bytes), or None where it cannot be read."""
+        try:
+            with open(self.path(*parts), "rb") as stream:
+                return stream.read().decode("utf-8", "replace")
+        except OSError:
+            return None
+
+    def path(self, *parts: object) -> str:
+        """Join below /proc."""
+        return os.path.join(self.root, *(str(part) for part in parts))
+
+    def pids(self) -> list[int]:
+        """Every process id that is listed now, rising."""
+        return sorted(int(name) for name in os.listdir(self.root) if name.isdigit())
+
+    def stat(self, pid: int) -> Optional[Stat]:
+        """The process's stat, or None when it is gone."""
+        text = self.read_text(pid, "stat")
+        return parse_stat(text) if text is not None else None
+
+    def process(self, pid: int) -> Optional[Process]:
+        """Read one process whole. None when it is gone, also when the pid was given to another while it was read."""
+        before = self.stat(pid)
+        if before is None:
+            return None
+        status = parse_status(self.read_text(pid, "status") or "")
+        process = Process(
+            pid=pid,
+            start_ticks=before.start_ticks,
+            name=before.name,
+            command=self._command(pid, before.state),
+            state=before.state,
+            parent_pid=before.parent_pid,
+            uid=_first_int(status.get("Uid", "")),
+            threads=before.threads,
+            namespace_pids=tuple(int(one) for one in status.get("NSpid", "").split() if one.isdigit()) or (pid,),
+            cgroups=parse_cgroups(self.read_text(pid, "cgroup") or ""),
+            kernel_thread=bool(before.flags & _KERNEL_THREAD_FLAG),
+        )
+        after = self.stat(pid)
+        return process if after is not None and after.start_ticks == before.start_ticks else None
+
+    def processes(self) -> Iterator[Process]:
+        """Every process, dead ones that nobody has reaped included."""
+        for pid in self.pids():
+            process = self.process(pid)
+            if process is not None:
+                yield process
+
+    def look_again(self, process: Process) -> Optional[Process]:
+        """The same process now (state and threads fresh), or None when it is gone."""
+        stat = self.stat(process.pid)
+        if stat is None or stat.start_ticks != process.start_ticks:
+            return None
+        now = replace(process, state=stat.state, threads=stat.threads, parent_pid=stat.parent_pid)
+        return None if now.gone else now
+
+    def ancestors(self, pid: int) -> list[int]:
+        """``pid`` itself, its parent, its parent's parent, ... up to 1."""
+        chain: list[int] = []
+        while pid > 0 and pid not in chain:
+            chain.append(pid)
+            stat = self.stat(pid)
+            pid = stat.parent_pid if stat is not None else 0
+        return chain
+
+    def wchan(self, pid: int, task: Optional[int] = None) -> Optional[str]:
+        """The kernel function in which the process (or one of its threads) sleeps; None where the kernel does not
+        tell.
+        """
+        text = (self.read_text(pid, "task", pid if task is None else task, "wchan") or "").strip()
+        return text if text not in ("", "0") else None
+
+    def uninterruptible_task(self, pid: int) -> Optional[int]:
+        """A thread of the process that is in state D, the leader if it is; None when none is."""
+        try:
+            tasks = sorted((int(name) for name in os.listdir(self.path(pid, "task"))), key=lambda task: task != pid)
+        except OSError:
+            return None
+        for task in tasks:
+            stat = parse_stat(self.read_text(pid, "task", task, "stat") or "")
+            if stat is not None and stat.state == "D":
+                return task
+        return None
+
+    def boot_time(self) -> Optional[int]:
+        """Seconds since the epoch at which the kernel started (``btime`` of /proc/stat)."""
+        for line in (self.read_text("stat") or "").splitlines():
+            if line.startswith("btime "):
+                return _first_int(line[len("btime ") :])
+        return None
+
+    def pid_namespace(self, pid: int) -> Optional[str]:
+        """``pid:[4026531836]``, or None where it may not be read."""
+        try:
+            return os.readlink(self.path(pid, "ns", "pid"))
+        except OSError:
+            return None
+
+    def pid_namespace_of_reader(self) -> Optional[str]:
+        """The pid namespace in which this very code runs."""
+        try:
+            return os.readlink(self.path("self", "ns", "pid"))
+        except OSError:
+            return None
+
+    def pid_max(self) -> int:
+        """The first number that is no pid (kernel.pid_max); the kernel's upper bound where it cannot be read."""
+        return _first_int(self.read_text("sys", "kernel", "pid_max") or "") or 4194304
+
+    def _command(self, pid: int, state: str) -> str:
+        command = parse_command(self.read_text(pid, "cmdline") or "")
+        if command or state != "Z":
+            return command
+        # A leader that has exited shows no command line; its living threads do.
+        try:
+            tasks = os.listdir(self.path(pid, "task"))
+        except OSError:
+            return command
+        commands = (parse_command(self.read_text(pid, "task", task, "cmdline") or "") for task in tasks)
+        return next((one for one in commands if one), command)
+
+
+def _first_int(text: str) -> Optional[int]:
+    first = text.split()[:1]
+    return int(first[0]) if first and first[0].isdigit() else None

@@ -1,0 +1,302 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The core of nvidia_fuser_reclaim: no unprotected process holds the card."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Optional, Sequence
+
+from ansible_collections.gpuops.inference.plugins.module_utils._containers import (
+    ContainerStatus,
+    container_status,
+    members,
+)
+from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import (
+    DRIVER,
+    Device,
+    Holder,
+    Scan,
+    card_device,
+    compute_node,
+    find_holders,
+    named_devices,
+)
+from ansible_collections.gpuops.inference.plugins.module_utils._driver import read_driver
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import DriverError, GpuopsError
+from ansible_collections.gpuops.inference.plugins.module_utils._gpus import DriverReading, Gpu, select_gpus
+from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process
+from ansible_collections.gpuops.inference.plugins.module_utils._results import process_diff, process_result
+from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
+    OUTSIDE_NAMESPACE,
+    HolderRules,
+    Pattern,
+    Selection,
+    select_holders,
+)
+from ansible_collections.gpuops.inference.plugins.module_utils._termination import (
+    RESPAWNED,
+    Survivor,
+    Termination,
+    terminate,
+    watch,
+)
+
+
+@dataclass(frozen=True)
+class ReclaimRequest:
+    """What the operator asked for. Times in seconds.
+
+    ``gpus`` None means all cards, and an empty list none; ``devices`` None means the cards' own nodes.
+    """
+
+    gpus: Optional[Sequence[str]]
+    devices: Optional[Sequence[str]]
+    device_directory: str
+    vmid: Optional[int]
+    protect: tuple[Pattern, ...]
+    spare_monitors: bool
+    term_timeout: float
+    kill_timeout: float
+    respawn_timeout: float
+    backend: str
+    nvidia_smi_path: str
+    driver_timeout: float
+    pct_path: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is looked for: the devices, the cards behind them, and on which cards the driver lists which pid (None:
+    unreadable).
+    """
+
+    devices: tuple[Device, ...]
+    cards: frozenset[int] = frozenset()
+    computing: Optional[dict[int, frozenset[int]]] = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One look at the holders and the decision about them."""
+
+    holders: dict[Identity, Holder]
+    selection: Selection
+    unreadable: int
+    members: Optional[frozenset[Identity]]
+
+
+def reclaim(request: ReclaimRequest, machine: Machine) -> dict[str, Any]:
+    """End the holders that may be ended and look again. Returns the module's result; raises before any signal is
+    sent.
+    """
+    plan = make_plan(request, machine)
+    container = _container(request, machine)
+
+    def take_look() -> Sighting:
+        return _look(request, plan, container, machine)
+
+    before = take_look()
+    termination = terminate(
+        before.selection.targets,
+        machine.signaller(),
+        term_timeout=request.term_timeout,
+        kill_timeout=request.kill_timeout,
+        clock=machine.clock,
+    )
+    after = before
+    newcomers: list[Process] = []
+    if termination.signalled and not machine.dry_run:
+        sightings = [before]
+
+        def look() -> Sequence[Process]:
+            sightings.append(take_look())
+            return sightings[-1].selection.targets
+
+        newcomers = watch(look, set(before.holders), seconds=request.respawn_timeout, clock=machine.clock)
+        after = sightings[-1]
+    return _Report(before, after, request.vmid, machine).result(plan, termination, newcomers)
+
+
+def make_plan(request: ReclaimRequest, machine: Machine) -> Plan:
+    """Find the nodes of the cards that are meant. Raises InputError and DriverError.
+
+    Where the nodes are named, a silent driver is only a warning: then the holders' own handles are the evidence.
+    """
+    if request.gpus == []:
+        return Plan(())
+    try:
+        reading = read_driver(
+            runner=machine.runner,
+            backend=request.backend,
+            nvidia_smi_path=request.nvidia_smi_path,
+            timeout=request.driver_timeout,
+            proc_root=machine.procfs.root,
+        )
+    except GpuopsError as exc:
+        if request.devices is None:
+            raise
+        return Plan(
+            devices=tuple(named_devices(request.devices, ())),
+            warnings=(f"The driver was not asked which process computes on which card: {exc.message}",),
+        )
+    if request.devices is not None:
+        known = [_device(gpu, request) for gpu in reading.gpus if gpu.index is not None and gpu.minor is not None]
+        devices = named_devices(request.devices, known)
+    else:
+        chosen = reading.gpus if request.gpus is None else select_gpus(reading.gpus, request.gpus)
+        devices = [_device(gpu, request) for gpu in chosen]
+    cards = frozenset(device.gpu for device in devices if device.gpu is not None)
+    return Plan(tuple(devices), cards, computing(reading), reading.warnings)
+
+
+def _device(gpu: Gpu, request: ReclaimRequest) -> Device:
+    if gpu.index is None or gpu.minor is None:
+        name = gpu.pci_bus_id or gpu.uuid or gpu.index
+        raise DriverError(
+            f"Which device node belongs to GPU {name} is not known (/proc/driver/nvidia and nvidia-smi -q were asked), "
+            "and an index is not a minor. Nothing was signalled. Name the node with the option devices.",
+            reason="minor_unknown",
+        )
+    return card_device(request.device_directory, gpu.minor, gpu.index)
+
+
+def computing(reading: DriverReading) -> Optional[dict[int, frozenset[int]]]:
+    """Pid -> indices of the cards on which the driver says that it computes. None where the driver's list was not
+    readable.
+    """
+    if reading.compute_processes is None:
+        return None
+    index_of = {gpu.uuid: gpu.index for gpu in reading.gpus if gpu.uuid is not None and gpu.index is not None}
+    found: dict[int, set[int]] = {}
+    for one in reading.compute_processes:
+        cards = found.setdefault(one.pid, set())
+        if one.gpu_uuid in index_of:
+            cards.add(index_of[one.gpu_uuid])
+    return {pid: frozenset(cards) for pid, cards in found.items()}
+
+
+def _container(request: ReclaimRequest, machine: Machine) -> Optional[ContainerStatus]:
+    """The one container that is meant, None when any holder is meant. Raises ContainerError when it is not on this
+    node.
+    """
+    if request.vmid is None:
+        return None
+    return container_status(request.vmid, runner=machine.runner, pct_path=request.pct_path)
+
+
+def _look(request: ReclaimRequest, plan: Plan, container: Optional[ContainerStatus], machine: Machine) -> Sighting:
+    scan = find_holders(plan.devices, compute_node(request.device_directory), machine.procfs)
+    holders = _add_driver_evidence(scan, plan)
+    inside = _members(container, machine)
+    rules = HolderRules(
+        ourselves=frozenset(machine.procfs.ancestors(os.getpid())),
+        protect=request.protect,
+        spare_monitors=request.spare_monitors,
+        cards=plan.cards,
+        computing=plan.computing,
+        members=inside,
+    )
+    selection = select_holders(holders, rules)
+    return Sighting({holder.process.identity: holder for holder in holders}, selection, scan.unreadable, inside)
+
+
+def _members(container: Optional[ContainerStatus], machine: Machine) -> Optional[frozenset[Identity]]:
+    """The processes of the container that is meant (none when it is stopped); None when any holder is meant."""
+    if container is None:
+        return None
+    if container.status != "running":
+        return frozenset()
+    found = members(container, machine.procfs.processes(), machine.procfs)
+    return frozenset(process.identity for process in found)
+
+
+def _add_driver_evidence(scan: Scan, plan: Plan) -> list[Holder]:
+    """Note which of the holders the driver lists as well."""
+    for holder in scan.holders:
+        if (plan.computing or {}).get(holder.process.pid, frozenset()) & (plan.cards or holder.gpus):
+            holder.evidence.add(DRIVER)
+    return list(scan.holders)
+
+
+class _Report:
+    """Builds what the module returns from two looks."""
+
+    def __init__(self, before: Sighting, after: Sighting, vmid: Optional[int], machine: Machine) -> None:
+        self._before = before
+        self._after = after
+        self._vmid = vmid
+        self._machine = machine
+
+    def result(self, plan: Plan, termination: Termination, newcomers: Sequence[Process]) -> dict[str, Any]:
+        """The module's result."""
+        survivors = [self._survivor(one) for one in termination.survivors]
+        respawned = [self._survivor(Survivor(process, RESPAWNED)) for process in newcomers]
+        holders = [self._describe(holder.process) for holder in self._before.holders.values()]
+        ended = {process.identity for process in (*termination.terminated, *termination.killed)}
+        left = [
+            self._describe(one.process) for one in self._before.holders.values() if one.process.identity not in ended
+        ]
+        warnings = list(plan.warnings)
+        if self._before.unreadable:
+            warnings.append(
+                f"{self._before.unreadable} processes of other users could not be looked into, so there may be more "
+                "holders. Run as root."
+            )
+        return {
+            "changed": termination.signalled,
+            "gpus": sorted(plan.cards),
+            "devices": [device.path for device in plan.devices],
+            "holders": holders,
+            "spared": [
+                *({**self._describe(one.process), "reason": one.reason} for one in self._before.selection.spared),
+                *self._outside(plan),
+            ],
+            "terminated": [self._describe(process) for process in termination.terminated],
+            "killed": [self._describe(process) for process in termination.killed],
+            "survivors": survivors,
+            "respawned": respawned,
+            "scan_complete": self._before.unreadable == 0,
+            "diff": process_diff(holders, left + respawned),
+            "warnings": warnings,
+        }
+
+    def _describe(self, process: Process) -> dict[str, Any]:
+        holder = self._before.holders.get(process.identity) or self._after.holders.get(process.identity)
+        gpus = sorted(holder.gpus) if holder is not None else []
+        evidence = holder.evidence_list if holder is not None else []
+        result = process_result(process, self._machine.procfs, gpus=gpus, evidence=evidence)
+        if process.identity in (self._before.members or ()) or process.identity in (self._after.members or ()):
+            result["vmid"] = self._vmid
+        return result
+
+    def _survivor(self, one: Survivor) -> dict[str, Any]:
+        return {**self._describe(one.process), "reason": one.reason, "wchan": one.wchan}
+
+    def _outside(self, plan: Plan) -> list[dict[str, Any]]:
+        """Pids that the driver lists for the cards, but that hold no card here: another namespace's, or already gone.
+
+        A number from the driver alone proves nothing about a process of ours, so they are named and never signalled.
+        """
+        seen = {holder.process.pid for holder in self._before.holders.values()}
+        outside = {
+            pid: cards & plan.cards
+            for pid, cards in (plan.computing or {}).items()
+            if pid not in seen and cards & plan.cards
+        }
+        return [
+            {
+                **dict.fromkeys(
+                    ("container_pid", "vmid", "name", "command", "state", "uid", "start_time", "unit", "parent")
+                ),
+                "pid": pid,
+                "gpus": sorted(cards),
+                "evidence": [DRIVER],
+                "reason": OUTSIDE_NAMESPACE,
+            }
+            for pid, cards in sorted(outside.items())
+        ]

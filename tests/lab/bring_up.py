@@ -1,0 +1,197 @@
+"""Builds a lab: the steps of `up`, one function each, in the order they run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from typing import Callable
+
+from tests.lab import claims, dstate, host, inventory, procfs, status, units
+from tests.lab import state as lab_state
+from tests.lab.cards import CARDS, make_nodes
+from tests.lab.container import NEIGHBOUR_VMID, STOPPED_VMID, VMID, Container, open_container
+from tests.lab.errors import LabError
+from tests.lab.scenarios import Bystander, Scenario
+from tests.lab.server import DEVICES_MARK
+
+Say = Callable[[str], None]
+_NAMES = {VMID: "kimi", NEIGHBOUR_VMID: "neighbour", STOPPED_VMID: "spare"}
+_STAND_TIMEOUT_S = 30.0
+_PORT_INSIDE_LXC = 30000
+
+
+def build(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
+    """Bring everything up, until the scenario stands. Raises LabError; whoever calls cleans up behind it."""
+    port = _PORT_INSIDE_LXC if lxc else _free_port()
+    say("files and cards in %s" % state)
+    _write_config(state, scenario, port, lxc=lxc)
+    _make_cards(state, lxc=lxc)
+    _write_tools(state, lxc=lxc)
+    if scenario.needs_root:
+        dstate.prepare(pathlib.Path(state))
+        dstate.mount_disk(pathlib.Path(state))
+    containers = {vmid: open_container(vmid, pathlib.Path(state), CARDS, lxc=lxc) for vmid in (VMID, NEIGHBOUR_VMID)}
+    for vmid, container in containers.items():
+        say("container %d (%s)" % (vmid, _NAMES[vmid]))
+        container.start()
+    ours = containers[VMID]
+    ours.install_unit(lab_state.UNIT, _unit_text(state, scenario, ours, port))
+    inventory.write(
+        state, port=port, device_directory=os.path.join(state, "dev"), role_variables=scenario.role_variables
+    )
+    if scenario.bystander is not None:
+        say("%s in container %d" % (scenario.bystander.title, scenario.bystander.vmid))
+        _start_bystander(state, containers[scenario.bystander.vmid], scenario.bystander)
+    if scenario.started:
+        say("server loads (%s)" % ("healthy" if scenario.fault is None else "and will hang"))
+        _start_server(state, scenario, ours)
+    _wait_until_it_stands(state, scenario, ours, port)
+    say("scenario %s stands: %s" % (scenario.name, scenario.summary))
+
+
+def _write_config(state: str, scenario: Scenario, port: int, *, lxc: bool) -> None:
+    containers = {vmid: {"name": name, "exists": vmid != STOPPED_VMID} for vmid, name in _NAMES.items()}
+    lab_state.write_json(
+        os.path.join(state, "lab.json"),
+        {
+            "scenario": scenario.name,
+            "lxc": lxc,
+            "python": sys.executable,
+            "port": port,
+            "node": socket.gethostname().partition(".")[0],
+            "pid_namespace": procfs.pid_namespace("self"),
+            "containers": containers,
+        },
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _make_cards(state: str, *, lxc: bool) -> None:
+    for name in ("claims", "dev", "bin", "containers", "tmp", "log"):
+        os.makedirs(os.path.join(state, name), exist_ok=True)
+    devices = os.path.join(state, "dev")
+    if lxc:
+        host.allow_devices(pathlib.Path(devices))
+    make_nodes(devices, character=lxc)
+    lab_state.write_json(os.path.join(state, "faults.json"), {"nvidia_smi": None})
+
+
+def _write_tools(state: str, *, lxc: bool) -> None:
+    """The stand-ins in STATE/bin: they find interpreter and lab from any directory, and also inside a container."""
+    for name in ("nvidia-smi", "pct", "container-python") + (() if lxc else ("systemctl",)):
+        path = os.path.join(state, "bin", name)
+        words = " ".join(shlex.quote(word) for word in (lab_state.DOOR, name, state))
+        python = shlex.quote(sys.executable)
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write("#!/bin/sh\n")
+            if lxc:
+                stream.write('[ -x %s ] || exec /usr/bin/python3 -S -E %s "$@"\n' % (python, words))
+            stream.write('exec %s -S -E %s "$@"\n' % (python, words))
+        os.chmod(path, 0o755)
+
+
+def _unit_text(state: str, scenario: Scenario, container: Container, port: int) -> str:
+    arguments = ["-m", "sglang.launch_server", "--model-path", "/models/Kimi-K2.5", "--served-model-name", "Kimi-K2.5"]
+    arguments += ["--tp-size", "8", "--host", "127.0.0.1", "--port", str(port), "--trust-remote-code"]
+    arguments += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "/models/Kimi-K2.5-eagle3"]
+    arguments += [
+        "--speculative-num-steps",
+        "3",
+        "--speculative-eagle-topk",
+        "1",
+        "--speculative-num-draft-tokens",
+        "4",
+    ]
+    environment = {
+        "PYTHONPATH": os.path.join(lab_state.REPOSITORY, "tests", "lab", "standins"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        lab_state.MARK: state,
+        lab_state.SERVER_MARK: state,
+        DEVICES_MARK: container.device_directory,
+    }
+    lines = ["[Unit]", "Description=SGLang server for Kimi-K2.5", "After=network.target", "", "[Service]"]
+    # A dollar sign is special in ExecStart= only.
+    lines.append("ExecStart=%s" % " ".join([units.quote(container.python).replace("$", "$$"), *arguments]))
+    lines += ["Environment=%s" % units.quote("%s=%s" % item) for item in environment.items()]
+    lines += ["StandardOutput=append:%s" % lab_state.server_log(state).replace("%", "%%"), "StandardError=inherit"]
+    lines += ["Restart=always", "RestartSec=100ms", "KillMode=%s" % scenario.kill_mode, "TimeoutStopSec=3s"]
+    return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
+
+
+def _start_bystander(state: str, container: Container, bystander: Bystander) -> None:
+    plan = {
+        "title": bystander.title,
+        "cards": bystander.cards,
+        "mib": bystander.mib,
+        "devices": container.device_directory,
+    }
+    # The last argument makes room for the title.
+    argv = [container.python, "-S", "-E", lab_state.DOOR, "hold", state, json.dumps(plan), "." * 64]
+    clean = {"PATH": "/usr/bin:/bin", lab_state.MARK: state}
+    _run(container.attach_argv(argv, clean), "start %s in container %d" % (bystander.title, container.vmid))
+
+
+def _start_server(state: str, scenario: Scenario, container: Container) -> None:
+    if scenario.fault is not None:
+        frozen = dstate.freeze(pathlib.Path(state)) if scenario.fault.rank1_frozen else None
+        write_to = None if frozen is None else os.path.join(str(frozen), "cache")
+        lab_state.write_json(
+            lab_state.server_fault(state), {**dataclasses.asdict(scenario.fault), "write_to": write_to}
+        )
+    _run(container.service_manager_argv("start", lab_state.UNIT), "start %s" % lab_state.UNIT)
+
+
+def _run(argv: list[str], what: str) -> None:
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise LabError(
+            "The lab could not %s: exit code %d, %s" % (what, done.returncode, done.stdout.strip() or "no output")
+        )
+
+
+def _wait_until_it_stands(state: str, scenario: Scenario, container: Container, port: int) -> None:
+    """Every card shows what the scenario says; a healthy server answers; a frozen worker sleeps in the kernel."""
+    expected = scenario.expected_mib()
+    deadline = time.monotonic() + _STAND_TIMEOUT_S
+    shown: list[int] = []
+    while time.monotonic() < deadline:
+        shown = [usage.used_mib for _, usage in sorted(claims.usage(state).items())]
+        if shown == expected and _is_as_it_should(state, scenario, container, port):
+            return
+        time.sleep(0.05)
+    raise LabError(
+        "Scenario %s did not come to stand within %g s: the cards show %s MiB, expected %s; the server's log ends: %s"
+        % (scenario.name, _STAND_TIMEOUT_S, shown, expected, _log_tail(state))
+    )
+
+
+def _is_as_it_should(state: str, scenario: Scenario, container: Container, port: int) -> bool:
+    if scenario.started and scenario.fault is None:
+        return status.healthy(container, port, 5)
+    if scenario.needs_root:
+        holders = claims.usage(state)[1].holders
+        stats = [procfs.read_stat(holder.pid) for holder in holders]
+        return any(stat is not None and stat.state == "D" for stat in stats)
+    return True
+
+
+def _log_tail(state: str) -> str:
+    try:
+        with open(lab_state.server_log(state), encoding="utf-8", errors="replace") as stream:
+            return " | ".join(stream.read().splitlines()[-3:]) or "empty"
+    except FileNotFoundError:
+        return "(no log)"

@@ -1,0 +1,92 @@
+"""What `ansible-test sanity` needs on a machine without a container engine.
+
+It must be started inside a directory .../ansible_collections/NAMESPACE/NAME, takes every file there for content, and
+fetches pip's bootstrap script from a host of its own. So it gets a copy of what belongs to the repository, and a home
+with a bootstrap script in its cache that installs the same pip from the package index that pip is configured for.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.tooling.environment import BUILD, PYTHON, ROOT
+
+HOME = BUILD / "sanity" / "home"
+COPY = BUILD / "sanity" / "ansible_collections" / "gpuops" / "inference"
+
+# Where there is no git to ask: what .gitignore names.
+IGNORED_DIRECTORIES = frozenset(
+    {"build", "__pycache__", ".git", ".ansible", ".cache", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+)
+
+BOOTSTRAP = """\
+# Stands in for get-pip.py, which ansible-test would download: pip's version comes from the package index instead.
+import runpy, subprocess, sys
+subprocess.run([sys.executable, "-m", "ensurepip"], check=True, stdout=subprocess.DEVNULL)
+wanted = [word for word in sys.argv[1:] if word not in ("--no-setuptools", "--no-wheel")]
+sys.argv = ["pip", "install", "--quiet", *wanted]
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
+PIP_VERSIONS = """\
+from types import SimpleNamespace
+from ansible_test._internal.constants import CONTROLLER_PYTHON_VERSIONS
+from ansible_test._internal.python_requirements import get_venv_packages
+print(*{get_venv_packages(SimpleNamespace(version=one))["pip"] for one in CONTROLLER_PYTHON_VERSIONS})
+"""
+
+
+def prepare() -> None:
+    """Make the copy afresh, and the home."""
+    copy_repository(ROOT, COPY)
+    cache = HOME / ".ansible" / "test" / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    for version in _output([PYTHON, "-c", PIP_VERSIONS]).split():
+        (cache / f"get_pip_{version.replace('.', '_')}.py").write_text(BOOTSTRAP, encoding="utf-8")
+    # ansible-test clears the environment, and with it every PIP_ variable. A file in the home survives.
+    settings = HOME / ".config" / "pip" / "pip.conf"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(pip_settings(_output([PYTHON, "-m", "pip", "config", "list"])), encoding="utf-8")
+
+
+def copy_repository(source: Path, target: Path) -> None:
+    """Copy what git tracks or would track."""
+    shutil.rmtree(target, ignore_errors=True)
+    for name in repository_files(source):
+        path = source / name
+        # A file that was deleted and not committed yet is still in git's list.
+        if path.is_symlink() or path.exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target / name, follow_symlinks=False)
+
+
+def repository_files(root: Path) -> list[str]:
+    """Paths below ``root`` that belong to the repository: tracked, or new and not ignored."""
+    if (root / ".git").exists():
+        listing = _output(["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        return listing.split("\0")[:-1]
+    found = []
+    for directory, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in IGNORED_DIRECTORIES]
+        found += [os.path.relpath(os.path.join(directory, name), root) for name in files]
+    return sorted(found)
+
+
+def pip_settings(listing: str) -> str:
+    """Turn what `pip config list` prints (``section.key='value'``, ``:env:.key='value'``) into a pip.conf."""
+    settings: dict[str, str] = {}
+    for line in listing.splitlines():
+        name, _equals, value = line.partition("=")
+        section, _dot, key = name.rpartition(".")
+        if section in ("global", "install", ":env:"):
+            # Variables come first in the listing, and win.
+            settings.setdefault(key, str(ast.literal_eval(value)))
+    return "\n".join(["[global]", *(f"{key} = {value}" for key, value in settings.items()), ""])
+
+
+def _output(argv: list[str | Path]) -> str:
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
