@@ -30,8 +30,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - V(null) when nothing was started again, else a dictionary of C(outcome) (V(refused)), C(needs) (V(operator)) and
-    C(reason), a sentence. type: dict
+    - V(null) when nothing was started again, else a dictionary of C(outcome) (V(refused)), C(needs) (V(operator))
+      and C(reason), a sentence.
+  type: dict
 """
 
 from typing import Any, Callable

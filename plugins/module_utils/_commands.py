@@ -90,9 +90,9 @@ def find_executable(name: str) -> str:
         if os.path.exists(name):
             return name
         raise CommandError(f"{name} does not exist. Correct the path.", reason="not_installed", cmd=[name])
-    path = os.environ.get("PATH", os.defpath)
-    directories = [*path.split(os.pathsep), *(one for one in EXTRA_DIRECTORIES if one not in path.split(os.pathsep))]
-    searched = os.pathsep.join(directories)
+    # An empty entry would mean the current directory.
+    path = [one for one in os.environ.get("PATH", os.defpath).split(os.pathsep) if one]
+    searched = os.pathsep.join([*path, *(one for one in EXTRA_DIRECTORIES if one not in path)])
     found = shutil.which(name, path=searched)
     if found is None:
         option = name.replace("-", "_") + "_path"
@@ -106,18 +106,27 @@ def find_executable(name: str) -> str:
 
 def _timed_out(child: subprocess.Popen[bytes], command: list[str], timeout: float) -> CommandError:
     """Kill the child and its group, do not wait for a corpse that never comes, and say which of the two it was."""
-    # The child is ours and not reaped, so its process group number cannot have been given to anyone else.
-    os.killpg(child.pid, signal.SIGKILL)
+    denied = False
+    try:
+        # The child is ours and not reaped, so its process group number cannot have been given to anyone else.
+        os.killpg(child.pid, signal.SIGKILL)
+    except PermissionError:
+        # It took another user's rights (setuid).
+        denied = True
     reaped = _reaped_within(child, REAP_SECONDS)
     for stream in (child.stdout, child.stderr):
         if stream is not None:
             stream.close()
-    ending = "It was killed." if reaped else "It is unkillable (uninterruptible sleep), and was left behind."
+    ending = "It is unkillable (uninterruptible sleep), and was left behind."
+    if reaped:
+        ending = "It was killed."
+    elif denied:
+        ending = "This account may not kill it, and it was left behind."
     return CommandError(
         f"{' '.join(command)} gave no answer within {timeout:g} s. {ending}",
         reason="timeout",
         cmd=command,
-        unkillable=not reaped,
+        unkillable=not reaped and not denied,
     )
 
 

@@ -13,6 +13,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._containers impor
     ContainerStatus,
     container_status,
     frozen,
+    is_container_init,
     members,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
@@ -72,9 +73,7 @@ class View(Protocol):
 
 
 def kill_processes(request: KillRequest, machine: Machine) -> dict[str, Any]:
-    """Kill what matches and look again. Returns the module's result; raises ContainerError before any signal is
-    sent.
-    """
+    """Kill what matches and look again. Returns the result; raises ContainerError before any signal is sent."""
     status = container_status(request.vmid, runner=machine.runner, pct_path=request.pct_path)
     if status.status != "running":
         return _result(request, status.status, None, Selection((), ()), Termination(), [], str)
@@ -91,8 +90,18 @@ def kill_processes(request: KillRequest, machine: Machine) -> dict[str, Any]:
     newcomers: list[Process] = []
     if termination.signalled and not machine.dry_run:
         known = {process.identity for process in selection.targets}
-        newcomers = watch(lambda: view.look().targets, known, seconds=request.respawn_timeout, clock=machine.clock)
+        newcomers = watch(lambda: _targets(view), known, seconds=request.respawn_timeout, clock=machine.clock)
     return _result(request, status.status, view.via, selection, termination, newcomers, view.result)
+
+
+def _targets(view: View) -> tuple[Process, ...]:
+    """What matches now: nothing, when the container has gone down meanwhile."""
+    try:
+        return view.look().targets
+    except ContainerError as exc:
+        if exc.reason not in ("ct_not_visible", "ct_not_running"):
+            raise
+        return ()
 
 
 def _result(
@@ -139,10 +148,7 @@ def _refuse_init_only(vmid: int, selection: Selection) -> None:
 def _view(request: KillRequest, status: ContainerStatus, machine: Machine) -> View:
     """From the node where this account may signal what it sees there, else through pct."""
     host = HostView(request, status, machine)
-    if request.via == "host":
-        host.refuse_frozen()
-        return host
-    if request.via == "auto" and may_signal(host.look().targets):
+    if request.via == "host" or (request.via == "auto" and host.may_signal()):
         host.refuse_frozen()
         return host
     return PctView(request, machine)
@@ -174,14 +180,22 @@ class HostView:
         """See View.result."""
         return {**process_result(process, self._machine.procfs), "vmid": self._request.vmid}
 
+    def may_signal(self) -> bool:
+        """Whether this account sees the container from the node, and may signal what matches in it."""
+        try:
+            return may_signal(self.look().targets)
+        except ContainerError:
+            return False
+
     def refuse_frozen(self) -> None:
-        """Raise ContainerError when the container is frozen: no signal takes effect then, and the next step would be
-        wrong.
+        """Raise ContainerError when the container, or what matches in it, is frozen: no signal takes effect then, and
+        the next step would be wrong.
         """
-        if any(frozen(process) for process in self._members()):
+        inits = [process for process in self._members() if is_container_init(process)]
+        if any(frozen(process) for process in (*inits, *self.look().targets)):
             raise ContainerError(
-                f"Container {self._request.vmid} is frozen (a suspend-mode backup does that). Signals take no effect until "
-                "it is thawed, so none was sent. Wait for the backup, or thaw it (lxc-unfreeze).",
+                f"Container {self._request.vmid} is frozen (a suspend-mode backup does that). Signals take no effect "
+                "until it is thawed, so none was sent. Wait for the backup, or thaw it (lxc-unfreeze).",
                 reason="ct_frozen",
                 vmid=self._request.vmid,
             )

@@ -50,7 +50,7 @@ def is_container_init(process: Process) -> bool:
     return len(process.namespace_pids) == 2 and process.namespace_pids[1] == 1
 
 
-def container_status(vmid: int, *, runner: Runner, pct_path: str, proc_root: str = "/proc") -> ContainerStatus:
+def container_status(vmid: int, *, runner: Runner, pct_path: str) -> ContainerStatus:
     """Ask Proxmox for the container. Raises ContainerError when it is not on this node, or pct cannot say."""
     answer = runner.run([pct_path, "status", str(vmid), "--verbose"], timeout=PCT_TIMEOUT)
     values = dict(_KEY_VALUE.findall(answer.stdout))
@@ -98,11 +98,14 @@ def classify_pct_failure(vmid: int, answer: Completed) -> ContainerError:
 
 
 def _node_of(vmid: int, path: str = "/etc/pve/.vmlist") -> Optional[str]:
-    """The node that holds ``vmid``, from the cluster's own list, or None where there is no such list or entry."""
+    """The node that holds container ``vmid``, from the cluster's own list. None where there is no such list or entry,
+    or where it is a virtual machine.
+    """
     try:
         with open(path, encoding="utf-8") as stream:
-            return str(json.load(stream)["ids"][str(vmid)]["node"])
-    except (OSError, ValueError, KeyError, TypeError):
+            guest = json.load(stream)["ids"][str(vmid)]
+        return str(guest["node"]) if guest.get("type", "lxc") == "lxc" else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -110,13 +113,14 @@ def members(status: ContainerStatus, processes: Iterable[Process], procfs: ProcF
     """The processes of a running container: in its cgroup, in its init's pid namespace, or below its init.
 
     The cgroup is Proxmox's own mark. The namespace also finds what came in without it, and is the only mark where the
-    node has no
-    cgroup for the container. Raises ContainerError when a running container shows no process at all: then our view is
-    wrong.
+    node has no cgroup for the container. Raises ContainerError when a running container shows no process at all: then
+    our view is wrong.
     """
     everyone = list(processes)
-    namespace = procfs.pid_namespace(status.init_pid) if status.init_pid is not None else None
-    below = _descendants(status.init_pid, everyone) if status.init_pid is not None else set()
+    # Whoever has the init's pid but is nobody's init has got it anew: the container went down since pct was asked.
+    init = next((one.pid for one in everyone if one.pid == status.init_pid and is_container_init(one)), None)
+    namespace = procfs.pid_namespace(init) if init is not None else None
+    below = _descendants(init, everyone) if init is not None else set()
     # An init in our own namespace would make every process of the machine a member.
     foreign = namespace is not None and namespace != procfs.pid_namespace_of_reader()
     found = [

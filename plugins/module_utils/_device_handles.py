@@ -4,15 +4,16 @@
 """Who holds a device, and by which evidence: found by device number, not by path or inode.
 
 A container that made its own node with mknod has another inode under another mount; ``fuser`` and ``lsof`` on the
-machine find nothing
-then. The number (``st_rdev``) is the same for every node of a device. A path that is no device is matched by its
-inode, as fuser does.
+machine find nothing then. The number (``st_rdev``) is the same for every node of a device. A path that is no device is
+matched by its inode, as fuser does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from typing import Iterable, Iterator, Optional, Sequence
@@ -29,6 +30,8 @@ _EVIDENCE_ORDER = (DRIVER, FD, THREAD_FD, MAPPING)
 
 # A CUDA context opens this node beside the card; whoever only watches through NVML does not.
 COMPUTE_NODE = "nvidia-uvm"
+
+_SPAN = re.compile(r"^[0-9a-f]+-[0-9a-f]+$")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,15 @@ def card_device(directory: str, minor: int, gpu: int) -> Device:
         ) from exc
 
 
+def card_devices(directory: str, cards: Iterable[tuple[int, int]]) -> list[Device]:
+    """The nodes of cards (minor, index), of those that have one here."""
+    found = []
+    for minor, gpu in cards:
+        with contextlib.suppress(InputError):
+            found.append(card_device(directory, minor, gpu))
+    return found
+
+
 def named_devices(patterns: Sequence[str], cards: Iterable[Device]) -> list[Device]:
     """The nodes behind paths and globs, each with its card where one of ``cards`` has the same number.
 
@@ -131,17 +143,21 @@ def find_holders(devices: Sequence[Device], compute: Optional[DeviceNumber], pro
     mapped = _Mappings(procfs)
     holders: list[Holder] = []
     unreadable = 0
-    for pid in procfs.pids():
+
+    def look(pid: int) -> list[tuple[str, DeviceNumber]]:
+        """Its handles and mappings; none where it holds nothing that is wanted. Raises PermissionError."""
+        handles = [*_handles(pid, procfs), *((MAPPING, number) for number in mapped.numbers(pid))]
+        return handles if any(number in wanted for _kind, number in handles) else []
+
+    for pid in procfs.pids() if wanted else ():
         try:
-            handles = list(_handles(pid, procfs))
+            process = procfs.process(pid) if look(pid) else None
+            # Only now is it known whose handles they are: the pid may have been given to another process meanwhile.
+            handles = look(pid) if process is not None else []
         except PermissionError:
             unreadable += 1
             continue
-        handles += [(MAPPING, number) for number in mapped.numbers(pid)]
-        if not any(number in wanted for _kind, number in handles):
-            continue
-        process = procfs.process(pid)
-        if process is None:
+        if not handles or process is None or procfs.look_again(process) is None:
             continue
         holder = Holder(process, compute_context=any(number == compute for _kind, number in handles))
         for kind, number in handles:
@@ -196,20 +212,21 @@ class _Mappings:
 
     def numbers(self, pid: int) -> Iterator[DeviceNumber]:
         """The numbers behind the mappings of ``pid``; nothing where they may not be read."""
-        for line in (self._procfs.read_text(pid, "maps") or "").splitlines():
+        # Not splitlines: a file's name may hold what that takes for an end of the line, and so forge the next.
+        for line in (self._procfs.read_text(pid, "maps") or "").split("\n"):
             # start-end perms offset dev inode [path], proc(5)
             fields = line.split(None, 5)
-            if len(fields) < 6 or fields[4] == "0":
+            if len(fields) < 6 or fields[4] == "0" or not _SPAN.match(fields[0]):
                 continue
             key = (fields[3], fields[4])
             if key not in self._known:
-                self._known[key] = self._look(pid, fields[0])
+                try:
+                    self._known[key] = number_of(os.stat(self._procfs.path(pid, "map_files", fields[0])))
+                except PermissionError:
+                    self._known[key] = None
+                except OSError:
+                    # This process has let go of it. The next one may not have.
+                    continue
             number = self._known[key]
             if number is not None:
                 yield number
-
-    def _look(self, pid: int, span: str) -> Optional[DeviceNumber]:
-        try:
-            return number_of(os.stat(self._procfs.path(pid, "map_files", span)))
-        except OSError:
-            return None

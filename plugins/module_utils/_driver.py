@@ -85,8 +85,7 @@ class _TimeLimit:
 
     def run(self, argv: Sequence[str], name: str) -> Completed:
         """Raises CommandError ``timeout``, also without starting anything when no time is left."""
-        # Never above what the operator gave: the difference of two clock readings can be, by a rounding error.
-        seconds = min(self._timeout, self._end - self._clock())
+        seconds = self._end - self._clock()
         if seconds <= 0:
             raise self._too_slow(name, "It was not started.")
         try:

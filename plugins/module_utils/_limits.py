@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Mapping, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import InputError
+
+# A wait without end is what this collection is there to prevent, and a day is as good as none.
+LONGEST_SECONDS = 86_400
 
 # Proxmox: pve-vmid is at least 100 and at most 999999999.
 VMIDS = range(100, 1_000_000_000)
@@ -23,10 +25,8 @@ def require_vmid(vmid: Optional[int]) -> None:
 
 
 def require_seconds(params: Mapping[str, Any], *options: str) -> None:
-    """Raise InputError for a negative or endless time. A wait without end is what this collection is there to
-    prevent.
-    """
+    """Raise InputError for a negative or endless time."""
     for option in options:
         seconds = params[option]
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise InputError(f"{option} is {seconds}. Give a number of seconds, 0 or more.")
+        if not 0 <= seconds <= LONGEST_SECONDS:
+            raise InputError(f"{option} is {seconds:g}. Give a number of seconds from 0 to {LONGEST_SECONDS}.")

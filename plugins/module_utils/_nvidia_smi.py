@@ -186,13 +186,13 @@ def parse_cards(stdout: str, fields: Sequence[str]) -> Cards:
     found = [_gpu(row, whole) for row, whole in zip(table.rows, table.whole)]
     nameless = [gpu for gpu in found if gpu.index is None]
     dead = _dead(table.sentences)
-    warnings = [re.sub(r"(?i)^warning:\s*", "", one) for one in table.sentences if not _HANDLE.match(one)][:_WARNING_LIMIT]
+    warnings = [re.sub(r"(?i)^warning:\s*", "", one) for one in table.sentences if not _HANDLE.match(one)]
     versions = (row.get("driver_version", "") for row in table.rows)
     cards = Cards(
         gpus=tuple(gpu for gpu in found if gpu.index is not None),
         dead=(),
         driver_version=next((version for version in versions if version[:1].isdigit()), None),
-        warnings=tuple(warnings),
+        warnings=tuple(warnings[:_WARNING_LIMIT]),
     )
     # A sentence and a row of nothing but bracketed words are two signs of one card.
     return _with_dead(cards, (*dead, *nameless[len(dead) :]))

@@ -4,10 +4,8 @@
 """Processes of a container seen and signalled through ``pct exec``, with nothing inside but a POSIX shell.
 
 The shell only lists and signals; which processes match is decided here, so no pattern is ever given to a shell. What
-the scripts say is
-taken only between lines that begin with a word made up for this one call: an exit status cannot be trusted (1 is both
-'could not
-attach' and 'nothing matched'), and neither can text that a process put into its own name.
+the scripts say is taken only between lines that begin with a word made up for this one call: an exit status cannot be
+trusted (1 is both 'could not attach' and 'nothing matched'), and neither can text that a process put into its own name.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner, describe_exit
@@ -37,32 +35,35 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
     reason_of,
 )
 
-# $1: the call's own word. For each process: stat, the interesting lines of status and cgroup, then the command line,
-# raw where `cat`
-# is there. A shell's `read` drops the NULs, and with them the borders between arguments.
+# $1: the call's own word. For each process: stat, status and cgroup, then the command line, raw where `cat` is there. A
+# shell's `read` drops the NULs, and with them the borders between arguments. Everyone inside can read $1 in this
+# shell's command line and put it into his own, so what divides the listing (the mark) is made up inside.
 LIST_SCRIPT = r"""
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 say() { printf '%s\n' "$*"; }
 copy() { while IFS= read -r line || [ -n "$line" ]; do say "$line"; line=; done; }
+mark=
+{ IFS= read -r mark < /proc/sys/kernel/random/uuid; } 2>/dev/null
+mark=$1-$mark
 if command -v cat >/dev/null 2>&1; then raw=raw; else raw=glued; fi
-say "$1 begin $$ $raw"
+say "$1 begin $$ $raw $mark"
 for directory in /proc/[0-9]*; do
   [ -r "$directory/stat" ] || continue
-  say "$1 stat"
+  say "$mark stat"
   { copy < "$directory/stat"; } 2>/dev/null
-  say "$1 status"
+  say "$mark status"
   { copy < "$directory/status"; } 2>/dev/null
-  say "$1 cgroup"
+  say "$mark cgroup"
   { copy < "$directory/cgroup"; } 2>/dev/null
-  say "$1 command"
-  if [ "$raw" = raw ]; then cat "$directory/cmdline" 2>/dev/null; say; else { copy < "$directory/cmdline"; }
-  2>/dev/null; fi
+  say "$mark command"
+  if [ "$raw" = raw ]; then cat "$directory/cmdline"; say; else copy < "$directory/cmdline"; fi 2>/dev/null
 done
+say "$mark done"
 say "$1 done"
 """
 
 # $1: the call's own word, $2: the signal, then pid and start time in turn. The start time is field 22, the 20th after
-# the last bracket.
+# the last bracket. The name may hold newlines, but what is wanted is on the last line.
 SIGNAL_SCRIPT = r"""
 word=$1; signal=$2; shift 2
 say() { printf '%s\n' "$*"; }
@@ -79,9 +80,6 @@ while [ $# -ge 2 ]; do
 done
 say "$word done"
 """
-
-# A pid of 1 and above, as the kernel prints it.
-_PID = re.compile(r"^[1-9][0-9]*$")
 
 _SIGNAL_NAMES = {15: "TERM", 9: "KILL"}
 
@@ -144,15 +142,16 @@ class PctContainer:
             if exc.reason != "timeout":
                 raise
             raise ContainerError(
-                f"pct exec {self._vmid} gave no answer within {self._timeout:g} s. The container may be frozen or out of "
-                "memory: look at it from the node, or use via=host.",
+                f"pct exec {self._vmid} gave no answer within {self._timeout:g} s. The container may be frozen or out "
+                "of memory: look at it from the node, or use via=host.",
                 reason="ct_exec_timeout",
                 vmid=self._vmid,
             ) from exc
         # Carriage returns come in where pct found a terminal after all.
         output = answer.stdout.replace("\r\n", "\n")
         if not re.search(rf"(?m)^{word} done$", output):
-            raise classify_exec_failure(self._vmid, answer)
+            # Command lines hold secrets, and nothing of a listing that broke off is needed to say so.
+            raise classify_exec_failure(self._vmid, replace(answer, stdout=output.partition(f"{word} begin")[0]))
         return output
 
 
@@ -162,14 +161,16 @@ def _word() -> str:
 
 def parse_listing(output: str, word: str) -> Listing:
     """Parse what LIST_SCRIPT printed. Text before its first line (a login message, a warning) is passed over."""
-    begin = re.search(rf"(?m)^{word} begin ([1-9][0-9]*) (raw|glued)$", output)
+    begin = re.search(rf"(?m)^{word} begin ([1-9][0-9]*) (raw|glued) (\S+)$", output)
     if begin is None:
         raise ContainerError("The listing from inside the container has no beginning.", reason="attach_failed")
-    shell_pid = int(begin[1])
-    body = output[begin.end() :]
+    shell_pid, mark = int(begin[1]), re.escape(begin[3])
+    body, *end = re.split(rf"(?m)^{mark} done$", output[begin.end() :])
+    if not end:
+        raise ContainerError("The listing from inside the container has no end.", reason="attach_failed")
     processes: list[Process] = []
-    for block in re.split(rf"(?m)^{word} stat\n", body)[1:]:
-        process = _parse_block(re.split(rf"(?m)^{word} (?:done|status|cgroup|command)\n", block + "\n"))
+    for block in re.split(rf"(?m)^{mark} stat\n", body)[1:]:
+        process = _parse_block(re.split(rf"(?m)^{mark} (?:status|cgroup|command)\n", block))
         # The shell's children are the `cat`s of this very listing.
         if process is not None and process.parent_pid != shell_pid:
             processes.append(process)
@@ -178,10 +179,8 @@ def parse_listing(output: str, word: str) -> Listing:
 
 def _parse_block(parts: list[str]) -> Optional[Process]:
     """One process: stat, status, cgroup, command. None for one that went away while it was listed."""
-    if len(parts) < 4:
-        return None
     stat = parse_stat(parts[0])
-    if stat is None or not _PID.match(str(stat.pid)):
+    if len(parts) != 4 or stat is None or stat.pid < 1:
         return None
     uid = parse_status(parts[1]).get("Uid", "").split()[:1]
     return Process(

@@ -4,8 +4,8 @@
 """A process as /proc shows it: identity, names, state, owner, container.
 
 Formats are those of proc(5) and Documentation/filesystems/proc.rst. Every reader returns None (or leaves the process
-out) when the
-process went away between two reads: that is not an error but an answer.
+out) when the process went away between two reads: that is not an error but an answer. Lines end in a newline and in
+nothing else: the kernel keeps newlines out of names, but not what ``splitlines`` takes for an end as well.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def parse_command(raw: str) -> str:
 
 def parse_cgroups(text: str) -> tuple[str, ...]:
     """/proc/PID/cgroup: the paths, without repetition, the unified hierarchy and systemd's own first."""
-    rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    rows = [line.split(":", 2) for line in text.split("\n") if line.count(":") >= 2]
     rows.sort(key=lambda row: 0 if row[1] == "" else 1 if row[1] == "name=systemd" else 2)
     return tuple(dict.fromkeys(path for _number, _controllers, path in rows))
 

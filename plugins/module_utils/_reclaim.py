@@ -18,14 +18,14 @@ from ansible_collections.gpuops.inference.plugins.module_utils._device_handles i
     DRIVER,
     Device,
     Holder,
-    Scan,
     card_device,
+    card_devices,
     compute_node,
     find_holders,
     named_devices,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._driver import read_driver
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import DriverError, GpuopsError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError, DriverError, GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import DriverReading, Gpu, select_gpus
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process
@@ -70,9 +70,7 @@ class ReclaimRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is looked for: the devices, the cards behind them, and on which cards the driver lists which pid (None:
-    unreadable).
-    """
+    """What is looked for: the devices, the cards behind them, and where the driver lists which pid (None: unknown)."""
 
     devices: tuple[Device, ...]
     cards: frozenset[int] = frozenset()
@@ -91,9 +89,7 @@ class Sighting:
 
 
 def reclaim(request: ReclaimRequest, machine: Machine) -> dict[str, Any]:
-    """End the holders that may be ended and look again. Returns the module's result; raises before any signal is
-    sent.
-    """
+    """End the holders that may be ended and look again. Returns the result; raises before any signal is sent."""
     plan = make_plan(request, machine)
     container = _container(request, machine)
 
@@ -114,7 +110,11 @@ def reclaim(request: ReclaimRequest, machine: Machine) -> dict[str, Any]:
         sightings = [before]
 
         def look() -> Sequence[Process]:
-            sightings.append(take_look())
+            try:
+                sightings.append(take_look())
+            except ContainerError:
+                # The container has gone down meanwhile, and with it whoever could take a card again.
+                return ()
             return sightings[-1].selection.targets
 
         newcomers = watch(look, set(before.holders), seconds=request.respawn_timeout, clock=machine.clock)
@@ -136,6 +136,7 @@ def make_plan(request: ReclaimRequest, machine: Machine) -> Plan:
             nvidia_smi_path=request.nvidia_smi_path,
             timeout=request.driver_timeout,
             proc_root=machine.procfs.root,
+            device_directory=request.device_directory,
         )
     except GpuopsError as exc:
         if request.devices is None:
@@ -145,8 +146,8 @@ def make_plan(request: ReclaimRequest, machine: Machine) -> Plan:
             warnings=(f"The driver was not asked which process computes on which card: {exc.message}",),
         )
     if request.devices is not None:
-        known = [_device(gpu, request) for gpu in reading.gpus if gpu.index is not None and gpu.minor is not None]
-        devices = named_devices(request.devices, known)
+        known = [(gpu.minor, gpu.index) for gpu in reading.gpus if gpu.minor is not None and gpu.index is not None]
+        devices = named_devices(request.devices, card_devices(request.device_directory, known))
     else:
         chosen = reading.gpus if request.gpus is None else select_gpus(reading.gpus, request.gpus)
         devices = [_device(gpu, request) for gpu in chosen]
@@ -166,9 +167,7 @@ def _device(gpu: Gpu, request: ReclaimRequest) -> Device:
 
 
 def computing(reading: DriverReading) -> Optional[dict[int, frozenset[int]]]:
-    """Pid -> indices of the cards on which the driver says that it computes. None where the driver's list was not
-    readable.
-    """
+    """Pid -> indices of the cards on which the driver says that it computes. None where its list was not readable."""
     if reading.compute_processes is None:
         return None
     index_of = {gpu.uuid: gpu.index for gpu in reading.gpus if gpu.uuid is not None and gpu.index is not None}
@@ -181,9 +180,7 @@ def computing(reading: DriverReading) -> Optional[dict[int, frozenset[int]]]:
 
 
 def _container(request: ReclaimRequest, machine: Machine) -> Optional[ContainerStatus]:
-    """The one container that is meant, None when any holder is meant. Raises ContainerError when it is not on this
-    node.
-    """
+    """The container that is meant, None when any holder is. Raises ContainerError when it is not on this node."""
     if request.vmid is None:
         return None
     return container_status(request.vmid, runner=machine.runner, pct_path=request.pct_path)
@@ -191,7 +188,9 @@ def _container(request: ReclaimRequest, machine: Machine) -> Optional[ContainerS
 
 def _look(request: ReclaimRequest, plan: Plan, container: Optional[ContainerStatus], machine: Machine) -> Sighting:
     scan = find_holders(plan.devices, compute_node(request.device_directory), machine.procfs)
-    holders = _add_driver_evidence(scan, plan)
+    for holder in scan.holders:
+        if (plan.computing or {}).get(holder.process.pid, frozenset()) & plan.cards:
+            holder.evidence.add(DRIVER)
     inside = _members(container, machine)
     rules = HolderRules(
         ourselves=frozenset(machine.procfs.ancestors(os.getpid())),
@@ -201,8 +200,8 @@ def _look(request: ReclaimRequest, plan: Plan, container: Optional[ContainerStat
         computing=plan.computing,
         members=inside,
     )
-    selection = select_holders(holders, rules)
-    return Sighting({holder.process.identity: holder for holder in holders}, selection, scan.unreadable, inside)
+    selection = select_holders(scan.holders, rules)
+    return Sighting({holder.process.identity: holder for holder in scan.holders}, selection, scan.unreadable, inside)
 
 
 def _members(container: Optional[ContainerStatus], machine: Machine) -> Optional[frozenset[Identity]]:
@@ -213,14 +212,6 @@ def _members(container: Optional[ContainerStatus], machine: Machine) -> Optional
         return frozenset()
     found = members(container, machine.procfs.processes(), machine.procfs)
     return frozenset(process.identity for process in found)
-
-
-def _add_driver_evidence(scan: Scan, plan: Plan) -> list[Holder]:
-    """Note which of the holders the driver lists as well."""
-    for holder in scan.holders:
-        if (plan.computing or {}).get(holder.process.pid, frozenset()) & (plan.cards or holder.gpus):
-            holder.evidence.add(DRIVER)
-    return list(scan.holders)
 
 
 class _Report:

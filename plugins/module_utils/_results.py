@@ -15,30 +15,44 @@ from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Pr
 
 HIDDEN = "********"
 
-_SECRET_WORD = r"[\w-]*(?:api[_-]?key|token|password|passwd|secret|credential|access[_-]?key|private[_-]?key)s?"
-# `--api-key X`, `--hf-token=X`, `HF_TOKEN=X`; a switch such as `--max-total-tokens 4096` is not a secret.
-_SECRET_OPTION = re.compile(r"(?i)(?<!\S)(--?" + _SECRET_WORD + r")([ =])(\S+)")
-_SECRET_VARIABLE = re.compile(r"(?i)(?<!\S)(" + _SECRET_WORD + r")=(\S+)")
-_SECRET_HEADER = re.compile(r"(?i)(authorization:\s*(?:bearer|basic)\s+)(\S+)")
+_WORD = r"(?:api[_-]?key|access[_-]?key|private[_-]?key|password|passwd|secret|credential)"
+_KEY = rf"(?:{_WORD}|token)s?"
+_SECRET_WORD = rf"(?<![\w-])[\w-]*{_KEY}"
+# Each finds what leads to a secret, and the secret.
+_SECRETS = (
+    # `--api-key X`. vLLM takes several of them, and an argument may hold blanks; `-hft X` is llama.cpp's.
+    re.compile(rf"(?i)((?<![\w-])(?:--?[\w-]*{_KEY}|-hft)\s+)((?!--)\S+(?:\s+[^\s-]\S*)*)"),
+    # `--hf-token=X`, `HF_TOKEN=X`, `X-Api-Key: X`, `"password": "X"`
+    re.compile(rf"""(?i)({_SECRET_WORD}["']?(?:=|\s*:\s*))("[^"]*"|'[^']*'|[^\s"',}}]+)"""),
+    re.compile(r"""(?i)(authorization["']?\s*[:=]\s*["']?(?:(?:basic|bearer|digest|token)\s+)?)([^\s"']+)"""),
+    re.compile(r"""(?i)(\bbearer\s+)([^\s"']+)"""),
+    # `http://user:X@proxy`
+    re.compile(r"(://[^\s/:@]*:)([^\s/@]+)(?=@)"),
+)
+# In a command line that lost the borders between its arguments a secret has no end.
+_GLUED_SECRET = re.compile(rf"(?is)({_WORD}|token(?!iz|s?=?\d)|authorization|bearer).*")
 
 
 def redact(command: str) -> str:
-    """A command line without the secrets that servers are given on theirs. Numbers after ``--...-tokens`` are left."""
-    command = _SECRET_OPTION.sub(_hide_option, command)
-    command = _SECRET_VARIABLE.sub(lambda found: f"{found[1]}={HIDDEN}", command)
-    return _SECRET_HEADER.sub(lambda found: f"{found[1]}{HIDDEN}", command)
+    """A command line without the secrets that servers are given on theirs. ``--max-total-tokens 4096`` is left."""
+    for pattern in _SECRETS:
+        command = pattern.sub(_hide, command)
+    return command
 
 
-def _hide_option(found: re.Match[str]) -> str:
-    name, separator, value = found.groups()
-    is_count = name.lower().endswith("tokens") and value.isdigit()
-    return found[0] if is_count else f"{name}{separator}{HIDDEN}"
+def _hide(found: re.Match[str]) -> str:
+    lead, secret = found.groups()
+    is_count = lead.rstrip(" =:\"'").lower().endswith("tokens") and re.match(r"\d+(?!\w)", secret)
+    return found[0] if is_count else f"{lead}{HIDDEN}"
+
+
+def redact_glued(command: str) -> str:
+    """A command line whose arguments ran together, up to the first word that announces a secret."""
+    return _GLUED_SECRET.sub(lambda found: f"{found[1]}{HIDDEN}", command)
 
 
 def process_result(process: Process, procfs: ProcFs, **more: Any) -> dict[str, Any]:
-    """A process as the contract describes it. ``more`` are the keys of survivors and holders (reason, wchan, gpus,
-    ...).
-    """
+    """A process as the contract describes it. ``more`` are the keys of survivors and holders (reason, wchan, ...)."""
     return {
         "pid": process.pid,
         "container_pid": container_pid_of(process),
@@ -77,7 +91,7 @@ def _lines(processes: list[dict[str, Any]]) -> str:
 
 def describe(process: dict[str, Any]) -> str:
     """One process in a sentence: ``4242 (pt_main_thread, state D, container 129, unit x.service)``."""
-    marks = [str(process["name"] or "unknown")]
+    marks = [_printable(process["name"] or "unknown")]
     if process.get("state") not in (None, "S", "R"):
         marks.append(f"state {process['state']}")
     if process.get("wchan"):
@@ -88,6 +102,11 @@ def describe(process: dict[str, Any]) -> str:
         marks.append(f"unit {process['unit']}")
     pid = process["pid"] if process["pid"] is not None else f"{process['container_pid']} inside"
     return f"{pid} ({', '.join(marks)})"
+
+
+def _printable(name: str) -> str:
+    """A process may call itself anything, and its name must not break a line or steer a terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in name)
 
 
 def refuse_survivors(result: dict[str, Any], where: str) -> None:

@@ -16,6 +16,9 @@ from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Id
 
 Pattern = re.Pattern[str]
 
+# Names that have nothing in common: what is found in all of them is found in everything.
+_UNLIKE = ("a", "Z", "0", "/", "~")
+
 # Why a process is spared. The codes are part of what the modules return.
 INIT = "init"
 CONTAINER_INIT = "container_init"
@@ -29,11 +32,10 @@ MONITOR = "monitor"
 COMPUTES_ELSEWHERE = "computes_elsewhere"
 
 # Searched in the name (cut at 15 characters by the kernel) and in the command line. Killing these breaks the machine,
-# the driver
-# (SIGKILL of DCGM's exporter froze a card until the reboot), or the fabric between the cards.
+# the driver (SIGKILL of DCGM's exporter froze a card until the reboot), or the fabric between the cards.
 DEFAULT_PROTECT = (
     r"^(\S*/)?nvidia-persiste(nced)?\b",
-    r"^(\S*/)?(nv|nvidia)-fabricmana(ger)?\b",
+    r"^(\S*/)?((nv|nvidia)-fabricma\S*|nvlsm\b)",
     r"^(\S*/)?nvidia-(imex|powerd|smi|cuda-mps)\S*",
     r"^(\S*/)?(nv-hostengine|dcgmi?|dcgm-exporter)\b",
     r"^(\S*/)?(Xorg|Xwayland|X|gdm3?|sddm|lightdm|gnome-shell|kwin\S*|weston|sway)\b",
@@ -72,7 +74,7 @@ def compile_patterns(patterns: Sequence[str], option: str) -> tuple[Pattern, ...
             )
         try:
             compiled.append(re.compile(text))
-        except re.error as exc:
+        except (re.error, OverflowError, RecursionError) as exc:
             raise InputError(
                 f"{option} holds an invalid regular expression, {text!r}: {exc}. Correct it.", reason="invalid_pattern"
             ) from exc
@@ -80,17 +82,16 @@ def compile_patterns(patterns: Sequence[str], option: str) -> tuple[Pattern, ...
 
 
 def compile_killers(patterns: Sequence[str], option: str) -> tuple[Pattern, ...]:
-    """Compile the patterns of processes to be killed. As compile_patterns, and refuses what matches every process,
-    and no pattern at all.
+    """Compile the patterns of processes to be killed. As compile_patterns, and refuses what matches every process
+    (the empty text, or any one character), and no pattern at all.
     """
     compiled = compile_patterns(patterns, option)
     if not compiled:
         raise InputError(f"{option} is empty. Name the processes that are meant.", reason="empty_pattern")
     for pattern in compiled:
-        if pattern.search(""):
+        if pattern.search("") or all(pattern.search(one) for one in _UNLIKE):
             raise InputError(
-                f"{option} holds {pattern.pattern!r}, which also matches nothing at all, and so every process. "
-                "Name what is meant.",
+                f"{option} holds {pattern.pattern!r}, which matches every process. Name what is meant.",
                 reason="match_all_pattern",
             )
     return compiled
@@ -136,8 +137,8 @@ class HolderRules:
     """Which holders of cards may be signalled.
 
     ``cards`` are the indices to reclaim; ``computing`` says on which cards the driver lists a pid, None when the
-    driver's list could
-    not be read; ``members`` are the identities of the one container that is meant, None when all are.
+    driver's list could not be read; ``members`` are the identities of the one container that is meant, None when all
+    are.
     """
 
     ourselves: Collection[int]

@@ -7,6 +7,7 @@ verdict out.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Mapping, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._results import describe
@@ -22,6 +23,9 @@ Finding = tuple[str, str]
 
 # A card without any holder that shows less than this may be idle: older drivers show up to about 600 MiB then.
 IDLE_FLOOR_MIB = 1024
+
+# They have every card open for as long as the machine runs.
+_DRIVER_DAEMON = re.compile(r"nvidia-|nv-|nvlsm|dcgm")
 
 _WHY_SPARED = {
     "other_container": "it is not in the container that is restarted",
@@ -138,9 +142,16 @@ def _holders_left(card: Mapping[str, Any], holds: str, reclaim: Mapping[str, Any
     findings += [
         (OPERATOR, f"{holds}: {describe(one)} was spared, since {_WHY_SPARED.get(one['reason'], one['reason'])}.")
         for one in reclaim.get("spared") or []
-        if card["index"] in one["gpus"] and one["reason"] != "monitor"
+        if card["index"] in one["gpus"] and not _without_memory(one)
     ]
     return findings
+
+
+def _without_memory(spared: Mapping[str, Any]) -> bool:
+    """Whether one who was spared merely has the card open: he explains nothing, and must not hide a leak."""
+    if spared["reason"] == "protected":
+        return _DRIVER_DAEMON.match(spared["name"]) is not None and "driver" not in spared["evidence"]
+    return spared["reason"] in ("monitor", "computes_elsewhere")
 
 
 def _holders_listed(card: Mapping[str, Any], holds: str, reclaim: Mapping[str, Any]) -> list[Finding]:

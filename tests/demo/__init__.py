@@ -1,0 +1,1 @@
+"""`scripts/demo`: plays a scenario of the lab, lets the collection cure it, and shows what happened."""

@@ -67,6 +67,7 @@ def _write_config(state: str, scenario: Scenario, port: int, *, lxc: bool) -> No
             "port": port,
             "node": socket.gethostname().partition(".")[0],
             "pid_namespace": procfs.pid_namespace("self"),
+            "tools_inside": lab_state.tools_inside(state),
             "containers": containers,
         },
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from typing import Any
 
 from tests.lab import state as lab_state
@@ -22,12 +21,12 @@ def write(state: str, *, port: int, device_directory: str, role_variables: dict[
     }
     node = {
         **common,
-        # Quoted, because Ansible puts the interpreter into a shell's command line as it is.
-        "ansible_python_interpreter": "{{ ansible_playbook_python | quote }}",
+        # Not quoted, also where it holds a blank: Ansible quotes it.
+        "ansible_python_interpreter": "{{ ansible_playbook_python }}",
     }
     kimi = {
         **common,
-        "ansible_python_interpreter": shlex.quote(os.path.join(bin_directory, "container-python")),
+        "ansible_python_interpreter": os.path.join(bin_directory, "container-python"),
         "verified_restart_vmid": VMID,
         "verified_restart_node": "node",
         "verified_restart_engine": "sglang",

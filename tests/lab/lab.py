@@ -7,6 +7,7 @@ import fcntl
 import os
 import pathlib
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from types import TracebackType
@@ -25,6 +26,16 @@ _KILL_TIMEOUT_S = 10.0
 def _say_on_stderr(text: str) -> None:
     sys.stderr.write("lab: %s\n" % text)
     sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let a second Ctrl-C wait until the block has ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Lab:
@@ -90,7 +101,8 @@ class Lab:
                 bring_up.build(str(self.state), scenario, lxc=self._lxc, say=self._say)
             except BaseException:
                 self._say("cleaning up")
-                self._take_down()
+                with _undisturbed():
+                    self._take_down()
                 raise
 
     def down(self) -> None:
@@ -135,14 +147,17 @@ class Lab:
         return [stat for stat in map(procfs.read_stat, marked) if stat is not None]
 
     def _kill_marked(self) -> None:
-        found = self._marked_processes()
-        for stat in found:
-            procfs.kill(stat.pid, stat.start_time)
-        left = procfs.wait_gone(found, _KILL_TIMEOUT_S)
-        if left:
-            raise LabError(
-                "These processes of the lab stay after SIGKILL: %s." % ", ".join(str(stat.pid) for stat in left)
-            )
+        # Until none is found: one that was just starting may have forked behind the list.
+        while True:
+            found = self._marked_processes()
+            if not found:
+                return
+            for stat in found:
+                procfs.kill(stat.pid, stat.start_time)
+            left = procfs.wait_gone(found, _KILL_TIMEOUT_S)
+            if left:
+                pids = ", ".join(str(stat.pid) for stat in left)
+                raise LabError("These processes of the lab stay after SIGKILL: %s." % pids)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Run a command that sees nothing but cgroup2 at /sys/fs/cgroup: `python3 lxc_launch.py lxc-start ...`.
 
 Proxmox's nodes have the pure cgroup2 layout, so a container's processes are at `/lxc/129/ns/...` of one hierarchy. On a
-machine that mounts old hierarchies (for all or some controllers), LXC would follow them, and so would systemd inside. So
+machine that mounts old hierarchies (for some or all controllers), LXC follows them, and so does systemd inside. So
 the command gets a mount namespace of its own, in which cgroup2 covers /sys/fs/cgroup; the machine keeps its layout, and
 the mount goes with the last process of the namespace. Where the layout is pure, nothing is done.
 

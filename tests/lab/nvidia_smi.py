@@ -84,7 +84,7 @@ def _answer(state: str, arguments: list[str]) -> str:
 
 
 def _hang(state: str) -> None:
-    """Be deaf to all but SIGKILL, like a call stuck in the driver, until the fault is switched off or the lab is gone."""
+    """Be deaf to all but SIGKILL, like a call stuck in the driver, until the fault is switched off or the lab ends."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while lab_state.read_json(os.path.join(state, "faults.json")).get("nvidia_smi") == "hang":
@@ -114,7 +114,7 @@ def _parse(arguments: list[str]) -> dict[str, str]:
         word = rest.pop(0)
         name, has_value, value = word.partition("=")
         if name not in names:
-            raise _Stop(
+            raise _StopError(
                 _BAD_ARGUMENT, "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n"
             )
         if names[name] not in valueless and not has_value:

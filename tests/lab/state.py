@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any, cast
 
 MARK = "GPUOPS_LAB_STATE"
@@ -70,7 +71,20 @@ def container_directory(state: str, vmid: int) -> str:
 
 def inside_path(state: str, *, lxc: bool) -> str:
     """PATH of a command in a container: Proxmox's; where there is no systemd, the stand-ins come first."""
-    return ("" if lxc else os.path.join(state, "bin") + ":") + "/sbin:/bin:/usr/sbin:/usr/bin"
+    return ("" if lxc else config(state)["tools_inside"] + ":") + "/sbin:/bin:/usr/sbin:/usr/bin"
+
+
+def tools_inside(state: str) -> str:
+    """Where the rootless container sees STATE/bin: a path without blanks, which modules that call systemctl cannot take.
+
+    It is bound there in the container's own mount namespace; the node's directory stays as it is.
+    """
+    needed = (state, REPOSITORY, sys.executable, os.path.realpath(sys.executable))
+    for directory in ("/usr/local/sbin", "/media", "/mnt", "/srv"):
+        usable = os.path.isdir(directory) and os.path.realpath(directory) == directory
+        if usable and not any(path.startswith(directory + "/") for path in needed):
+            return directory
+    return os.path.join(state, "bin")
 
 
 def rootless_environment(state: str) -> dict[str, str]:

@@ -128,14 +128,15 @@ def _logged(argv: list[str], lock: int) -> None:
 
 
 def _link_collection() -> None:
-    """build/collections/ansible_collections/gpuops/inference -> the checkout; relative, so that the checkout may move."""
+    """build/collections/ansible_collections/gpuops/inference -> the checkout; relative, so that this may move."""
     link = COLLECTIONS / "ansible_collections" / "gpuops" / "inference"
     target = os.path.relpath(ROOT, link.parent)
     if link.is_symlink() and os.readlink(link) == target:
         return
     link.parent.mkdir(parents=True, exist_ok=True)
-    if link.exists() and not link.is_symlink():
-        raise SetUpError(f"{link} is in the way: it should be a link to this checkout. Move it away and try again.")
+    if link.is_dir() and not link.is_symlink():
+        # ansible-galaxy put a copy there. It would hide every later change of the checkout.
+        shutil.rmtree(link)
     fresh = link.with_name(f"{link.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)

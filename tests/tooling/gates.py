@@ -18,15 +18,13 @@ from tests.tooling.environment import BUILD, PYTHON, ROOT
 # What pytest ends with when it collected nothing.
 NO_TESTS_COLLECTED = 5
 
-Argv = Sequence[Union[str, Path]]
-
 
 @dataclass(frozen=True)
 class Check:
     """One command of a gate. ``report``: where it writes JUnit's XML, if it counts tests."""
 
     name: str
-    argv: Argv
+    argv: processes.Argv
     cwd: Path = ROOT
     report: Optional[Path] = None
     home: Optional[Path] = None
@@ -63,7 +61,7 @@ class Options:
 def lint(_options: Options) -> list[Check]:
     """Formatting, faults and types of Python; YAML; Ansible; shell; the changelog."""
 
-    def tool(module: str, *arguments: str) -> Argv:
+    def tool(module: str, *arguments: str) -> processes.Argv:
         # Never bin/TOOL: the first line of a script cannot hold a path with spaces.
         return [PYTHON, "-m", module, *arguments]
 
@@ -84,7 +82,7 @@ def sanity_tests(_options: Options) -> list[Check]:
     """ansible-test sanity, without a single ignore entry."""
     sanity.prepare()
     version = ".".join(map(str, sys.version_info[:2]))
-    argv: Argv = [PYTHON, environment.VENV / "bin" / "ansible-test", "sanity", "--local", "--python", version]
+    argv: processes.Argv = [PYTHON, environment.VENV / "bin" / "ansible-test", "sanity", "--local", "--python", version]
     return [Check("ansible-test sanity", argv, cwd=sanity.COPY, home=sanity.HOME)]
 
 
@@ -132,7 +130,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """One line a gate, for a person."""
     width = max(len(one.name) for one in outcomes)
     lines = [f"{'gate':<{width}}  result   seconds  why"]
-    lines += [f"{one.name:<{width}}  {one.word:<7}  {one.seconds:>7.1f}  {one.why}" for one in outcomes]
+    lines += [f"{one.name:<{width}}  {one.word:<7}  {one.seconds:>7.1f}  {one.why}".rstrip() for one in outcomes]
     return "\n".join(["", *lines, ""])
 
 

@@ -32,6 +32,7 @@ KILL_SECONDS = 5.0
 SETTLE_SECONDS = 2.0
 LOOK_EVERY_SECONDS = 0.05
 
+Argv = Sequence[Union[str, Path]]
 Output = Union[None, int, IO[bytes]]
 
 
@@ -76,7 +77,7 @@ def _ask_for_patience(_signum: int, _frame: object) -> None:
 
 
 def run(
-    argv: Sequence[Union[str, Path]],
+    argv: Argv,
     *,
     cwd: Path,
     env: Mapping[str, str],

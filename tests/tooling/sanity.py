@@ -84,7 +84,9 @@ def pip_settings(listing: str) -> str:
         section, _dot, key = name.rpartition(".")
         if section in ("global", "install", ":env:"):
             # Variables come first in the listing, and win.
-            settings.setdefault(key, str(ast.literal_eval(value)))
+            # A list has one value a line, and continues with an indent.
+            settings.setdefault(key, str(ast.literal_eval(value)).replace("\n", "\n    "))
+    settings.setdefault("quiet", "1")
     return "\n".join(["[global]", *(f"{key} = {value}" for key, value in settings.items()), ""])
 
 

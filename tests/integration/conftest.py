@@ -1,0 +1,37 @@
+"""Labs for the tests: on real LXC where root and LXC are there, else in namespaces of an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.lab import Lab
+
+MakeLab = Callable[..., Lab]
+
+HAS_LXC = os.geteuid() == 0 and shutil.which("lxc-start") is not None and shutil.which("debootstrap") is not None
+
+
+@pytest.fixture
+def make_lab() -> Iterator[MakeLab]:
+    """Bring labs up; they go down with the test. ``container`` True asks for LXC, None takes it where it is there."""
+    labs: list[tuple[Lab, Path]] = []
+
+    def make(scenario: str, *, container: bool | None = None) -> Lab:
+        if container and not HAS_LXC:
+            pytest.skip("needs root, lxc and debootstrap")
+        directory = Path(tempfile.mkdtemp(prefix="gpuops-lab-"))
+        lab = Lab(directory, scenario, container=HAS_LXC if container is None else container)
+        labs.append((lab, directory))
+        lab.up()
+        return lab
+
+    yield make
+    for lab, directory in labs:
+        lab.down()
+        shutil.rmtree(directory, ignore_errors=True)

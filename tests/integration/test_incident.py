@@ -1,0 +1,65 @@
+"""The incident, from the zombie server to the proof, on both kinds of container."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.conftest import MakeLab
+from tests.integration.play import Played, play
+from tests.lab.lab import Lab
+
+BACKENDS = [pytest.param(False, id="namespaces"), pytest.param(True, id="lxc", marks=pytest.mark.lxc)]
+
+
+def used(lab: Lab) -> list[int]:
+    """MiB on each card, by the lab's own road."""
+    return [card["memory_used_mib"] for card in lab.status()["cards"]]
+
+
+def server_pids(lab: Lab) -> set[tuple[int, int]]:
+    """Identities of everything in container 129."""
+    return {
+        (process["pid"], process["start_time"])
+        for process in lab.status()["processes"]
+        if process["container_vmid"] == 129
+    }
+
+
+@pytest.mark.parametrize("container", BACKENDS)
+def test_check_mode_shows_the_plan_and_touches_nothing_then_the_incident_is_cured_and_a_second_run_changes_nothing(
+    make_lab: MakeLab, container: bool
+) -> None:
+    lab = make_lab("incident", container=container)
+    before = server_pids(lab)
+    assert used(lab)[1] == 76115
+
+    dry = play(lab, "--check")
+    assert dry.rc == 0, dry.output
+    assert "Would stop sglang-kimi.service, kill 9 processes in container 129" in " ".join(dry.output.split())
+    assert server_pids(lab) == before
+
+    cured = play(lab)
+    assert_cured(cured)
+    after = lab.status()
+    assert after["server"]["reachable"]
+    assert used(lab) == after["server"]["expected_mib"]
+
+    again = play(lab)
+    assert again.rc == 0, again.output
+    assert again.result is not None
+    assert again.result["outcome"] == "not_needed"
+    assert again.changed == 0
+    assert again.rungs == ["detect"]
+
+
+def assert_cured(cured: Played) -> None:
+    assert cured.rc == 0, cured.output
+    assert cured.result is not None
+    assert cured.result["outcome"] == "healthy"
+    assert cured.result["needs"] is None
+    assert cured.rungs == ["detect", "stop", "kill", "verify", "reclaim", "verify", "start", "prove"]
+    after_kill = cured.cards_after("verify", 0)
+    assert after_kill[1] == 76115
+    assert max(mib for index, mib in enumerate(after_kill) if index != 1) <= 51
+    assert max(cured.cards_after("verify", 1)) <= 51
+    assert [one["name"] for one in cured.result["reclaimed"]["killed"]] == ["pt_main_thread"]
