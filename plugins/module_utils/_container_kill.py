@@ -20,7 +20,12 @@ from ansible_collections.gpuops.inference.plugins.module_utils._errors import Co
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._pct_exec import PctContainer, may_signal
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process
-from ansible_collections.gpuops.inference.plugins.module_utils._results import process_diff, process_result
+from ansible_collections.gpuops.inference.plugins.module_utils._results import (
+    process_diff,
+    process_result,
+    redact,
+    redact_glued,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
     CONTAINER_INIT,
     INIT,
@@ -213,6 +218,7 @@ class PctView:
         self._request = request
         self._machine = machine
         self._names: dict[int, str] = {}
+        self._redact = redact
         self._container = PctContainer(
             request.vmid, runner=machine.runner, pct_path=request.pct_path, timeout=request.pct_timeout
         )
@@ -226,6 +232,7 @@ class PctView:
         """See View.look."""
         listing = self._container.list_processes()
         self._names = {process.pid: process.name for process in listing.processes}
+        self._redact = redact_glued if listing.glued else redact
         return select_matching(
             listing.processes,
             patterns=self._request.patterns,
@@ -241,5 +248,6 @@ class PctView:
             "pid": None,
             "container_pid": process.pid,
             "vmid": self._request.vmid,
+            "command": self._redact(process.command),
             "parent": {"pid": process.parent_pid, "name": parent} if parent is not None else None,
         }

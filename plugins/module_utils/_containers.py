@@ -118,18 +118,21 @@ def members(status: ContainerStatus, processes: Iterable[Process], procfs: ProcF
     """
     everyone = list(processes)
     # Whoever has the init's pid but is nobody's init has got it anew: the container went down since pct was asked.
-    init = next((one.pid for one in everyone if one.pid == status.init_pid and is_container_init(one)), None)
-    namespace = procfs.pid_namespace(init) if init is not None else None
-    below = _descendants(init, everyone) if init is not None else set()
+    init = next((one for one in everyone if one.pid == status.init_pid and is_container_init(one)), None)
+    marked = init is None or vmid_of(init) == status.vmid
+    namespace = procfs.pid_namespace(init.pid) if init is not None else None
+    below = _descendants(init.pid, everyone) if init is not None else set()
     # An init in our own namespace would make every process of the machine a member.
     foreign = namespace is not None and namespace != procfs.pid_namespace_of_reader()
-    found = [
-        process
-        for process in everyone
-        if vmid_of(process) == status.vmid
-        or (vmid_of(process) is None and process.pid in below)
-        or (vmid_of(process) is None and foreign and procfs.pid_namespace(process.pid) == namespace)
-    ]
+
+    def inside(process: Process) -> bool:
+        vmid = vmid_of(process)
+        if vmid is not None:
+            # Where the container's own init does not carry the mark, whoever does belongs to a namesake of it.
+            return marked and vmid == status.vmid
+        return process.pid in below or (foreign and procfs.pid_namespace(process.pid) == namespace)
+
+    found = [process for process in everyone if inside(process)]
     if not found:
         raise ContainerError(
             f"Container {status.vmid} runs, but none of its processes can be seen from here. "

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
@@ -35,13 +34,15 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
     reason_of,
 )
 
-# $1: the call's own word. For each process: stat, status and cgroup, then the command line, raw where `cat` is there. A
-# shell's `read` drops the NULs, and with them the borders between arguments. Everyone inside can read $1 in this
-# shell's command line and put it into his own, so what divides the listing (the mark) is made up inside.
+# $1: the call's own word. For each process: stat, the owner from status (a shell reads byte by byte, so no more than is
+# needed), cgroup, then the command line, raw where `cat` is there. A shell's `read` drops the NULs, and with them the
+# borders between arguments. Everyone inside can read $1 in this shell's command line and put it into his own, so what
+# divides the listing (the mark) is made up inside.
 LIST_SCRIPT = r"""
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 say() { printf '%s\n' "$*"; }
 copy() { while IFS= read -r line || [ -n "$line" ]; do say "$line"; line=; done; }
+uid() { while read -r line; do case $line in Uid:*) say "$line"; return;; esac; done; }
 mark=
 { IFS= read -r mark < /proc/sys/kernel/random/uuid; } 2>/dev/null
 mark=$1-$mark
@@ -52,7 +53,7 @@ for directory in /proc/[0-9]*; do
   say "$mark stat"
   { copy < "$directory/stat"; } 2>/dev/null
   say "$mark status"
-  { copy < "$directory/status"; } 2>/dev/null
+  { uid < "$directory/status"; } 2>/dev/null
   say "$mark cgroup"
   { copy < "$directory/cgroup"; } 2>/dev/null
   say "$mark command"
@@ -156,7 +157,7 @@ class PctContainer:
 
 
 def _word() -> str:
-    return f"gpuops-{secrets.token_hex(12)}"
+    return f"gpuops-{os.urandom(12).hex()}"
 
 
 def parse_listing(output: str, word: str) -> Listing:

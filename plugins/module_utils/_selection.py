@@ -33,17 +33,21 @@ COMPUTES_ELSEWHERE = "computes_elsewhere"
 
 # Searched in the name (cut at 15 characters by the kernel) and in the command line. Killing these breaks the machine,
 # the driver (SIGKILL of DCGM's exporter froze a card until the reboot), or the fabric between the cards.
-DEFAULT_PROTECT = (
-    r"^(\S*/)?nvidia-persiste(nced)?\b",
-    r"^(\S*/)?((nv|nvidia)-fabricma\S*|nvlsm\b)",
-    r"^(\S*/)?nvidia-(imex|powerd|smi|cuda-mps)\S*",
-    r"^(\S*/)?(nv-hostengine|dcgmi?|dcgm-exporter)\b",
-    r"^(\S*/)?(Xorg|Xwayland|X|gdm3?|sddm|lightdm|gnome-shell|kwin\S*|weston|sway)\b",
-    r"^(\S*/)?(systemd\S*|\(sd-pam\)|init|dbus-daemon|dbus-broker\S*|login|agetty)(\s|$)",
-    r"^(\S*/)?(dockerd|containerd\S*|conmon|crio|podman|runc|crun|lxc-start|lxcfs|lxc-monitord)(\s|$)",
-    r"^\[lxc monitor\]",
-    r"^(\S*/)?(pve\S*|pmxcfs|corosync|qemu-system\S*|kvm)(\s|$)",
-    r"^(\S*/)?sshd\b",
+# Each is the whole last part of the program's path, not a directory on the way to it.
+DEFAULT_PROTECT = tuple(
+    rf"^(\S*/)?({programs})(\s|$)"
+    for programs in (
+        r"nvidia-persiste[^\s/]*",
+        r"(nv|nvidia)-fabricma[^\s/]*|nvlsm",
+        r"nvidia-(imex|powerd|smi|cuda-mps)[^\s/]*",
+        r"nv-hostengine|dcgmi?|dcgm-exporter",
+        r"(Xorg|gdm|sddm|lightdm|gnome-shell|kwin)[^\s/]*|Xwayland|X|weston|sway",
+        r"systemd[^\s/]*|\(sd-pam\)|init|dbus-daemon|dbus-broker[^\s/]*|login|agetty",
+        r"dockerd|containerd[^\s/]*|conmon|crio|podman|runc|crun|lxc-start|lxcfs|lxc-monitord",
+        r"\[lxc monitor\]",
+        r"pve[^\s/]*|pmxcfs|corosync|qemu-system[^\s/]*|kvm",
+        r"sshd[^\s/]*",
+    )
 )
 
 

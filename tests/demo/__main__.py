@@ -94,9 +94,8 @@ def main() -> int:
     # A short path without spaces: Unix sockets and interpreters in it must be reachable by name.
     state = Path(tempfile.mkdtemp(prefix="gpuops-demo-"))
     try:
+        _forget_the_last_one()
         environment.prepare("runtime")
-        shutil.rmtree(DEMO, ignore_errors=True)
-        DEMO.mkdir(parents=True)
         return _perform(Stage(state), arguments)
     except (DemoError, environment.SetUpError) as exc:
         print(f"scripts/demo: {exc}", file=sys.stderr)
@@ -133,6 +132,14 @@ def _parse() -> argparse.Namespace:
     if arguments.container and shutil.which("lxc-start") is None:
         parser.error("--container needs LXC: install the packages lxc and debootstrap")
     return arguments
+
+
+def _forget_the_last_one() -> None:
+    """A result of an earlier run would look like one of this run."""
+    DEMO.mkdir(parents=True, exist_ok=True)
+    for old in DEMO.glob("result*.json"):
+        old.unlink(missing_ok=True)
+    shutil.rmtree(DEMO / "log", ignore_errors=True)
 
 
 def _perform(stage: Stage, arguments: argparse.Namespace) -> int:

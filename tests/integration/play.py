@@ -65,7 +65,7 @@ def play(lab: Lab, *arguments: str, **variables: Any) -> Played:
 
 
 def module(lab: Lab, host: str, name: str, arguments: dict[str, Any], *options: str) -> dict[str, Any]:
-    """Run one module of this collection on a host of the lab. Returns its result; ``failed`` is in it when it failed."""
+    """Run one module of this collection on a host of the lab. Returns its result, and under ``failed`` whether so."""
     argv = ansible("ansible", host, "-i", str(lab.inventory), "-m", f"gpuops.inference.{name}", *options)
     argv += ["-a", json.dumps(arguments)]
     _rc, output = run(argv, ANSIBLE_LOAD_CALLBACK_PLUGINS="1", ANSIBLE_STDOUT_CALLBACK="ansible.builtin.oneline")

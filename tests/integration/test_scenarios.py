@@ -77,7 +77,8 @@ def test_a_unit_that_the_role_does_not_know_is_named_when_it_respawns_the_server
 
 def test_a_neighbours_process_lives_on_and_is_named(make_lab: MakeLab) -> None:
     lab = make_lab("neighbour")
-    [neighbour] = [holder for holder in lab.status()["cards"][1]["holders"] if holder["name"].startswith("python3 fine")]
+    holders = lab.status()["cards"][1]["holders"]
+    [neighbour] = [holder for holder in holders if holder["name"].startswith("python3 fine")]
     played = play(lab)
     assert played.result is not None, played.output
     assert played.rc != 0

@@ -43,6 +43,7 @@ def build(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
         container.start()
     ours = containers[VMID]
     ours.install_unit(lab_state.UNIT, _unit_text(state, scenario, ours, port))
+    _run(ours.service_manager_argv("enable", lab_state.UNIT), "enable %s" % lab_state.UNIT)
     inventory.write(
         state, port=port, device_directory=os.path.join(state, "dev"), role_variables=scenario.role_variables
     )

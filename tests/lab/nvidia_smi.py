@@ -219,14 +219,8 @@ def _gpu_row(card: Card, used_mib: int) -> dict[str, str]:
 
 
 _APP_FIELDS = (
-    "pid",
-    "process_name",
-    "gpu_uuid",
-    "gpu_bus_id",
-    "gpu_name",
-    "gpu_serial",
-    "used_gpu_memory",
-    "timestamp",
+    *("pid", "process_name", "gpu_uuid", "gpu_bus_id"),
+    *("gpu_name", "gpu_serial", "used_gpu_memory", "timestamp"),
 )
 
 

@@ -40,7 +40,7 @@ def container_python(state: str, arguments: list[str]) -> int:
     except LabError as error:
         sys.stderr.write("%s\n" % error)
         return _FAILED
-    os.execvpe(argv[0], argv, environment)
+    return os.execvpe(argv[0], argv, environment)
 
 
 def _run(state: str, arguments: list[str]) -> int:

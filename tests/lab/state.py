@@ -75,7 +75,7 @@ def inside_path(state: str, *, lxc: bool) -> str:
 
 
 def tools_inside(state: str) -> str:
-    """Where the rootless container sees STATE/bin: a path without blanks, which modules that call systemctl cannot take.
+    """Where the rootless container sees STATE/bin: a path without blanks, because Ansible splits systemctl's.
 
     It is bound there in the container's own mount namespace; the node's directory stays as it is.
     """

@@ -20,7 +20,7 @@ with urllib.request.urlopen(sys.argv[1], timeout=%g) as answer:
 
 
 def read(state: str) -> dict[str, Any]:
-    """Read all of it. `start_time`: clock ticks since boot; `expected_mib`: what the cards show with the server loaded."""
+    """Read all of it. `start_time`: clock ticks since boot; `expected_mib`: what the cards show once all is loaded."""
     config = lab_state.config(state)
     containers = {
         int(vmid): open_container(int(vmid), pathlib.Path(state), CARDS, lxc=config["lxc"])

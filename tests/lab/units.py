@@ -45,7 +45,7 @@ def parse(text: str) -> UnitFile:
     argv = [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(values.get("ExecStart", ""))]
     if not argv:
         raise ValueError("Service has no ExecStart=, ExecStop=, or SuccessAction=. Refusing.")
-    output = values.get("StandardOutput", "")
+    output = values.get("StandardOutput", "").replace("%%", "%")
     return UnitFile(
         description=values.get("Description", ""),
         argv=argv,

@@ -132,6 +132,16 @@ def _set_flag(manager: Manager, names: list[str], kind: str, on: bool) -> tuple[
     return 0, "", ""
 
 
+def _mask(manager: Manager, names: list[str], options: dict[str, str]) -> tuple[int, str, str]:
+    """Mask units that are not there. A unit file in /etc/systemd/system is in the way, and wins over a mask in /run."""
+    for name in names:
+        if name not in manager.services:
+            _set_flag(manager, [name], "masked", True)
+        elif "--runtime" not in options:
+            return 1, "", "Failed to mask unit: File /etc/systemd/system/%s already exists.\n" % name
+    return 0, "", ""
+
+
 def _reload(manager: Manager, names: list[str], options: dict[str, str]) -> tuple[int, str, str]:
     manager.reload()
     return 0, "", ""
@@ -252,6 +262,6 @@ _IMMEDIATE: dict[str, Callable[[Manager, list[str], dict[str, str]], tuple[int, 
     "list-unit-files": _list_unit_files,
     "enable": lambda manager, names, options: _set_flag(manager, names, "enabled", True),
     "disable": lambda manager, names, options: _set_flag(manager, names, "enabled", False),
-    "mask": lambda manager, names, options: _set_flag(manager, names, "masked", True),
+    "mask": _mask,
     "unmask": lambda manager, names, options: _set_flag(manager, names, "masked", False),
 }

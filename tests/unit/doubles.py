@@ -87,9 +87,13 @@ class FakeKernel:
 
 @contextlib.contextmanager
 def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A real process of ours that runs ``code``; the block begins when it has printed a line, and ends it."""
+    """A real process of ours that runs ``code``; the block begins when it has printed a line, and ends it.
+
+    Whatever goes wrong, it ends by itself within a minute.
+    """
+    limited = f"import signal\nsignal.alarm(60)\n{code}"
     with subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-S", "-E", "-c", limited, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         try:
             assert process.stdout is not None

@@ -1,11 +1,11 @@
 # Copyright: (c) 2026, the gpuops.inference founders
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The recorded answers of real tools. Numbers of cases are those of the field cases that they come from."""
+"""What is asked, in which order, and what is made of it. Recorded answers have the numbers of their field cases."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Optional, Sequence
 
 import pytest
 from hypothesis import given
@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import DriverError, GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import ComputeProcess, DriverReading
-from ansible_collections.gpuops.inference.plugins.module_utils._nvidia_smi import (
-    CARD_FIELDS,
-    LEAST_FIELDS,
-    PROCESS_FIELDS,
-    number,
-    parse_cards,
-    parse_list,
-    parse_minors,
-    parse_processes,
-    parse_table,
-    read,
-)
+from ansible_collections.gpuops.inference.plugins.module_utils._nvidia_smi import read
+from tests.unit.garbage import NVIDIA_SMI_TEXT
 from tests.unit.recorded import Answer, ScriptedRunner, completed, exit_codes, recorded
 
 NONE = completed("")
@@ -44,102 +34,6 @@ def reading_of(
     return found, [call[1:] for call in runner.calls]
 
 
-def values(text: str, fields: Sequence[str]) -> list[tuple[Any, ...]]:
-    cards = parse_cards(text, fields)
-    return [
-        (gpu.index, gpu.memory_used_mib, gpu.error.reason if gpu.error else None, gpu.pci_bus_id)
-        for gpu in (*cards.gpus, *cards.dead)
-    ]
-
-
-CELLS = {
-    # case: (fields that were asked for, (index, MiB used, reason, bus id) of every card)
-    "A01": ("index memory.used", [(0, None, "not_available", None)]),
-    "A05": ("index memory.used utilization.gpu", [(0, 59, None, None)]),
-    "A07": ("index uuid name memory.used", [(0, 18, None, None), (None, None, "unknown_error", "0000:02:00.0")]),
-    "A08": (
-        "index memory.used",
-        [*((index, 0, None, None) for index in (0, 1, 2, 4, 5, 6, 7)), (3, None, "unknown_error", "0000:34:00.0")],
-    ),
-    "A12": ("index memory.used", []),
-    "A14": ("index memory.used", []),
-    "A16": ("index memory.used", []),
-    "A18": ("index memory.used", [(0, 300, None, None)]),
-    "A20": (
-        "index uuid utilization.gpu memory.used power.draw temperature.gpu",
-        [(0, None, "requires_reset", None)],
-    ),
-    "A22": ("index memory.used", []),
-    "A29": ("index memory.used", []),
-}
-
-
-@pytest.mark.parametrize("case", CELLS)
-def test_cards_of_the_field_cases(case: str) -> None:
-    fields, expected = CELLS[case]
-    assert values(recorded("nvidia_smi", case).stdout, fields.split()) == expected
-
-
-def test_a03_a_word_leaves_the_other_cells_of_its_row_alone() -> None:
-    fields = ("memory.used", "memory.reserved", "utilization.gpu", "temperature.gpu", "power.draw", "a", "b")
-    (row,) = parse_table(recorded("nvidia_smi", "A03").stdout, fields).rows
-    assert [number(cell) for cell in row.values()] == [2004, 2004, 0, 44, None, 0, 0]
-
-
-def test_a31_rows_are_split_before_cells() -> None:
-    table = parse_table(recorded("nvidia_smi", "A31").stdout, ("memory.used", "memory.total"))
-    assert [[number(cell) for cell in row.values()] for row in table.rows] == [[5, 16384], [5, 16384]]
-
-
-@pytest.mark.parametrize(
-    ("cell", "value"),
-    [("3", 3), (" 76115 ", 76115), ("76115 MiB", 76115), ("40 %", 40), ("[N/A]", None), ("", None), ("-1", None)]
-    + [(word, None) for word in ("1e3", "0x10", "1.5", "1 GiB", "٣", "9" * 5000, "NaN")],
-)
-def test_a_number_is_digits_or_nothing(cell: str, value: Optional[int]) -> None:
-    assert number(cell) == value
-
-
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        ("[N/A]", "not_available"),
-        ("N/A", "not_available"),
-        ("[Not Supported]", "not_supported"),
-        ("Not Supported", "not_supported"),
-        ("[Insufficient Permissions]", "no_permission"),
-        ("[Unknown Error]", "unknown_error"),
-        ("[GPU is lost]", "gpu_lost"),
-        ("[GPU requires reset]", "requires_reset"),
-        ("", "bad_output"),
-        ("[something new]", "bad_output"),
-        ("76.5", "bad_output"),
-    ],
-)
-def test_every_word_in_place_of_memory_is_unknown_with_its_reason(word: str, reason: str) -> None:
-    (gpu,) = parse_cards(f"4, {word}\n", LEAST_FIELDS).gpus
-    assert (gpu.index, gpu.memory_used_mib) == (4, None)
-    assert gpu.error is not None
-    assert (gpu.error.reason, gpu.error.text) == (reason, word)
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        # a card lost in mid-answer, whole row or cut
-        (f"1, {UUID}, 00000000:15:00.0, 97887, 0, [GPU is lost], 580.95.05, name", "gpu_lost"),
-        ("1, [GPU is lost]", "gpu_lost"),
-        # an answer cut in the middle of 76115
-        (f"1, {UUID}, 00000000:15:00.0, 97887, 76", "bad_output"),
-    ],
-)
-def test_numbers_beside_a_lost_card_or_in_a_cut_row_do_not_count(row: str, reason: str) -> None:
-    (gpu,) = parse_cards(row, CARD_FIELDS).gpus
-    assert gpu.index == 1
-    assert gpu.error is not None
-    assert gpu.error.reason == reason
-
-
 def test_the_incident_is_read_as_it_was() -> None:
     reading, calls = reading_of([recorded("nvidia_smi", "incident")], apps=recorded("nvidia_smi", "incident_processes"))
     assert [gpu.memory_used_mib for gpu in reading.gpus] == [51, 76115, 51, 3, 3, 3, 3, 3]
@@ -150,11 +44,6 @@ def test_the_incident_is_read_as_it_was() -> None:
     assert reading.compute_processes == (ComputeProcess(24871, "GPU-00000000-0000-0000-0000-000000000001", 76064),)
     assert (reading.backend, reading.invalid_pids, reading.warnings) == ("nvidia_smi", 0, ())
     assert calls == [[CORE, FORMAT], [PROCESSES, FORMAT]]
-
-
-def test_a_comma_in_a_cards_name_shifts_nothing() -> None:
-    (gpu,) = parse_cards(f"0, {UUID}, 00000000:0F:00.0, 97887, 3, 97264, 580.95.05, RTX, 6000, x\n", CARD_FIELDS).gpus
-    assert (gpu.memory_used_mib, gpu.name, gpu.error) == (3, "RTX, 6000, x", None)
 
 
 WHOLE_FAILURES = {
@@ -295,17 +184,6 @@ def test_when_the_others_do_not_answer_either_nothing_is_asked_for_ever() -> Non
         reading_of([completed(HIDING, rc=15)], listed=completed(listing(0, 1)))
 
 
-@pytest.mark.parametrize("rc", exit_codes("nvidia_smi", "A10"))
-def test_a10_a_list_names_who_answers_and_who_does_not(rc: int) -> None:
-    indices, dead = parse_list(recorded("nvidia_smi", "A10", rc=rc).stdout)
-    assert indices == (1, 2, 3)
-    assert [(gpu.index, gpu.pci_bus_id) for gpu in dead] == [(None, "0000:18:00.0")]
-
-
-def test_a35_mig_devices_are_no_cards() -> None:
-    assert parse_list(recorded("nvidia_smi", "A35").stdout) == ((0, 2), ())
-
-
 def test_a18_a_corrupted_inforom_is_a_warning() -> None:
     text = "WARNING: infoROM is corrupted at gpu 0000:01:00.0\n" + rows(0)
     reading, _calls = reading_of([completed(text, rc=14)])
@@ -319,35 +197,6 @@ def test_a22_a_refused_field_leaves_index_and_memory() -> None:
     assert calls == [[CORE, FORMAT], [LEAST, FORMAT], [PROCESSES, FORMAT]]
     assert len(reading.warnings) == 1
     assert 'Field "cuda_version" is not a valid field to query.' in reading.warnings[0]
-
-
-def test_a24_a_process_without_name_and_memory_is_still_one() -> None:
-    found = parse_processes(recorded("nvidia_smi", "A24").stdout, ("pid", "process_name", "used_memory"))
-    assert found == ((ComputeProcess(63488, "", None),), 0)
-
-
-def test_a26_names_may_hold_commas_and_quotes() -> None:
-    fields = ("gpu_uuid", "pid", "process_name", "used_memory")
-    text = recorded("nvidia_smi", "A26").stdout
-    assert [row["process_name"] for row in parse_table(text, fields).rows] == [
-        "/root/tools/mem, hog",
-        "/a, b, c, d",
-        '/root/tools/mem "q" hog',
-        "/root/tools/memhög ünïcode",
-    ]
-    listed, invalid = parse_processes(text, fields)
-    assert listed == tuple(
-        ComputeProcess(pid, UUID, mib) for pid, mib in ((42, 818), (43, 12), (10528, 818), (10529, 818))
-    )
-    assert invalid == 0
-
-
-def test_a28_the_sum_of_the_processes_is_not_made_a_verdict() -> None:
-    listed, _invalid = parse_processes(
-        recorded("nvidia_smi", "A28").stdout, ("gpu_uuid", "pid", "process_name", "used_memory")
-    )
-    assert listed is not None
-    assert sum(one.used_memory_mib or 0 for one in listed) == 11052
 
 
 @pytest.mark.parametrize(
@@ -377,38 +226,11 @@ def test_processes_are_not_asked_for_when_not_wanted() -> None:
     assert len(runner.calls) == 1
 
 
-def test_minors_come_from_the_blocks_of_the_details() -> None:
-    minors = parse_minors(recorded("nvidia_smi", "incident_details").stdout)
-    assert minors["0000:0f:00.0"] == 2
-    assert sorted(minors.values()) == list(range(8))
-    assert parse_minors("GPU 00000000:0F:00.0\n    Minor Number      : N/A\n") == {}
-    assert parse_minors("    Minor Number      : 4\n") == {}
-
-
-OUTPUTS = st.one_of(
-    st.text(max_size=200),
-    st.lists(
-        st.one_of(
-            st.sampled_from(
-                [
-                    *rows(0, 1).splitlines(),
-                    HIDING.strip(),
-                    "1, [GPU is lost]",
-                    "GPU 1: x (UUID: GPU-1)",
-                    "No devices were found",
-                    "GPU 00000000:0F:00.0",
-                    "    Minor Number    : 99999999999999999999",
-                ]
-            ),
-            st.from_regex(r"[0-9\[\]GPU\-, NA/.]{0,40}", fullmatch=True),
-        ),
-        max_size=6,
-    ).map("\n".join),
-)
-
-
 @given(
-    gpu=st.lists(OUTPUTS, min_size=1, max_size=3), apps=OUTPUTS, listed=OUTPUTS, rc=st.sampled_from([0, 2, 14, 15, -11])
+    gpu=st.lists(NVIDIA_SMI_TEXT, min_size=1, max_size=3),
+    apps=NVIDIA_SMI_TEXT,
+    listed=NVIDIA_SMI_TEXT,
+    rc=st.sampled_from([0, 2, 14, 15, -11]),
 )
 def test_no_text_makes_the_reader_fail_in_any_other_way(gpu: list[str], apps: str, listed: str, rc: int) -> None:
     try:
@@ -422,12 +244,3 @@ def test_no_text_makes_the_reader_fail_in_any_other_way(gpu: list[str], apps: st
     assert all(gpu.error is not None or gpu.memory_used_mib is not None for gpu in reading.gpus)
     for one in reading.compute_processes or ():
         assert 1 < one.pid <= 4194304
-
-
-@given(text=OUTPUTS)
-def test_no_text_makes_a_parser_fail(text: str) -> None:
-    parse_cards(text, CARD_FIELDS)
-    parse_cards(text, LEAST_FIELDS)
-    parse_processes(text, PROCESS_FIELDS)
-    parse_minors(text)
-    parse_list(text)

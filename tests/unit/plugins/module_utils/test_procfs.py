@@ -197,8 +197,9 @@ def test_only_processes_are_listed_and_those_that_vanish_are_left_out(proc: Fake
         ("Z", 1, True),
         ("Z", 0, True),
         ("Z", 2, False),
-    ]
-    + [("X", 1, True), ("x", 3, True)],
+        ("X", 1, True),
+        ("x", 3, True),
+    ],
 )
 def test_dead_is_a_zombie_without_living_threads(proc: FakeProc, state: str, threads: int, gone: bool) -> None:
     process = proc.add(4242, state=state, threads=threads)
