@@ -116,6 +116,8 @@ def _unit_text(state: str, scenario: Scenario, container: Container, port: int) 
         "--speculative-num-draft-tokens",
         "4",
     ]
+    if scenario.api_key is not None:
+        arguments += ["--api-key", scenario.api_key]
     environment = {
         "PYTHONPATH": os.path.join(lab_state.REPOSITORY, "tests", "lab", "standins"),
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -47,6 +47,8 @@ class Scenario:
     started: bool = True
     kill_mode: str = "process"
     bystander: Bystander | None = None
+    api_key: str | None = None
+    """What the server asks for. It stands on its command line, as operators do it."""
     role_variables: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -85,6 +87,7 @@ SCENARIOS: dict[str, Scenario] = {
             fault=Fault(rank1_detached=True),
         ),
         Scenario("healthy", "the server answers"),
+        Scenario("api-key", "the server answers whoever has its key", api_key="sk-of-the-lab-0129"),
         Scenario(
             "slow-release",
             "hung; the memory of card 1 goes 4 s later than its holder",

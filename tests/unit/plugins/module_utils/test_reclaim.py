@@ -274,7 +274,7 @@ def test_stubborn_stuck_and_forbidden_holders_are_told_apart(world: World) -> No
         ("uninterruptible", "nvidia_close", [1]),
         ("permission", None, [1]),
     ]
-    assert result["diff"]["after"] == "13 (pt_main_thread)\n14 (pt_main_thread)\n"
+    assert result["diff"]["after"] == "13 (pt_main_thread, state D)\n14 (pt_main_thread)\n"
 
 
 def test_no_patience_goes_to_sigkill_at_once(world: World) -> None:
