@@ -238,10 +238,6 @@ class ProcFs:
         except OSError:
             return None
 
-    def pid_max(self) -> int:
-        """The first number that is no pid (kernel.pid_max); the kernel's upper bound where it cannot be read."""
-        return _first_int(self.read_text("sys", "kernel", "pid_max") or "") or 4194304
-
     def _command(self, pid: int, state: str) -> str:
         command = parse_command(self.read_text(pid, "cmdline") or "")
         if command or state != "Z":

@@ -57,8 +57,9 @@ def verdict(
 ) -> Optional[dict[str, str]]:
     """Judge what the last look at the cards and the two killers returned.
 
-    ``reading`` is ``ansible_facts.gpu_memory``, None when the driver gave none and ``error`` says why. Returns None
-    when nothing stands in the way, else ``outcome``, ``needs`` and ``reason`` as the role's result has them.
+    ``reading`` is ``ansible_facts.gpu_memory``, None when the driver gave none; ``error`` says why it gave none, or
+    not all. Returns None when nothing stands in the way, else ``outcome``, ``needs`` and ``reason`` as the role's
+    result has them.
     """
     if reading is None or not reading.get("gpus"):
         return _verdict("gpus_not_free", [(REBOOT if _hangs(error) else OPERATOR, _no_reading(error))])
@@ -67,7 +68,7 @@ def verdict(
     if findings:
         return _verdict("gpus_not_free", findings)
     if not reading.get("all_idle"):
-        return _verdict("gpus_not_free", [(OPERATOR, "Not every expected card could be read.")])
+        return _verdict("gpus_not_free", [(OPERATOR, _no_reading(error))])
     left = _left(kill or {})
     return _verdict("refused", left) if left else None
 

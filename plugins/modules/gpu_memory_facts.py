@@ -86,7 +86,7 @@ EXAMPLES = r"""
 
 - name: Wait for two cards only, on a driver whose idle cards hold some 400 MiB
   gpuops.inference.gpu_memory_facts:
-    gpus: [1, "0000:34:00.0"]
+    gpus: [1, "0000:41:00.0"]
     idle_memory_mib: 450
   delegate_to: pve1.example.com
   register: two_cards

@@ -38,12 +38,7 @@ class Stage:
 
     def __init__(self, state: Path) -> None:
         self.state = state
-        self._variables = {
-            **environment.environment(os.environ),
-            # Nothing is written to the user's home.
-            "ANSIBLE_HOME": str(state / "ansible"),
-            "ANSIBLE_REMOTE_TMP": str(state / "ansible" / "tmp"),
-        }
+        self._variables = environment.environment(os.environ)
 
     def up(self, scenario: str, container: bool) -> None:
         """Raises DemoError when the lab does not come up; it has cleaned up behind itself then."""

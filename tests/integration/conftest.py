@@ -14,7 +14,13 @@ from tests.lab.lab import Lab
 
 MakeLab = Callable[..., Lab]
 
-HAS_LXC = os.geteuid() == 0 and shutil.which("lxc-start") is not None and shutil.which("debootstrap") is not None
+# LAB_BACKEND=namespaces leaves LXC out, for instance because another lab has its container 129.
+HAS_LXC = (
+    os.geteuid() == 0
+    and shutil.which("lxc-start") is not None
+    and shutil.which("debootstrap") is not None
+    and os.environ.get("LAB_BACKEND") != "namespaces"
+)
 
 
 @pytest.fixture
@@ -25,7 +31,7 @@ def make_lab() -> Iterator[MakeLab]:
     def make(scenario: str, *, container: bool | None = None) -> Lab:
         if container and not HAS_LXC:
             pytest.skip("needs root, lxc and debootstrap")
-        directory = Path(tempfile.mkdtemp(prefix="gpuops-lab-"))
+        directory = Path(tempfile.mkdtemp(prefix="gpuops lab "))
         lab = Lab(directory, scenario, container=HAS_LXC if container is None else container)
         labs.append((lab, directory))
         lab.up()

@@ -21,7 +21,7 @@ from tests.lab.lab import Lab
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """One lab for the module: nothing here may change its server."""
-    directory = Path(tempfile.mkdtemp(prefix="gpuops-lab-"))
+    directory = Path(tempfile.mkdtemp(prefix="gpuops lab "))
     with Lab(directory, "healthy", container=HAS_LXC) as healthy:
         yield healthy
     shutil.rmtree(directory, ignore_errors=True)

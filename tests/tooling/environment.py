@@ -69,6 +69,9 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
         # Ansible refuses to start where the encoding is not UTF-8.
         "LC_ALL": "C.UTF-8",
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        # Nothing is written to the user's home, which an account such as nobody lacks.
+        "ANSIBLE_HOME": str(BUILD / "ansible"),
+        "ANSIBLE_REMOTE_TMP": str(BUILD / "ansible" / "tmp"),
         # Not the user's own collections: an installed gpuops.inference would hide the checkout.
         "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
     }

@@ -35,5 +35,6 @@ def test_a_users_settings_do_not_decide_what_is_tested() -> None:
     assert made["ANSIBLE_NOCOLOR"] == "1"
     assert made["ANSIBLE_COLLECTIONS_PATH"] == str(environment.COLLECTIONS)
     assert made["LC_ALL"] == "C.UTF-8"
+    assert "/home/someone" not in made["ANSIBLE_REMOTE_TMP"]
     assert made["PATH"].split(os.pathsep) == [str(environment.VENV / "bin"), "/usr/bin"]
     assert not {"PYTHONPATH", "ANSIBLE_STRATEGY"} & set(made)

@@ -102,7 +102,7 @@ def request(*patterns: str, **more: Any) -> KillRequest:
         "exclude": compile_patterns(more.pop("exclude", ()), "exclude"),
         "term_timeout": 5.0,
         "kill_timeout": 10.0,
-        "respawn_timeout": 1.0,
+        "respawn_timeout": 0.4,
         "via": "host",
         "pct_path": "pct",
         "pct_timeout": 30.0,
@@ -397,7 +397,8 @@ def test_no_secret_is_in_anything_that_is_returned(proc: FakeProc, command: str,
     proc.add(4244, "stubborn", command, inner=(314,), **fields)
     proc.add(4245, "stuck", command, inner=(315,), **fields)
     kernel = FakeKernel(proc, stubborn=[4244], stuck=[4245])
-    wanted = request(exclude=["^excluded"], via="host" if via == "host" else "pct")
+    limits = {"term_timeout": 0.1, "kill_timeout": 0.1, "respawn_timeout": 0.0}
+    wanted = request(exclude=["^excluded"], via="host" if via == "host" else "pct", **limits)
     result = kill_processes(wanted, machine(proc, pct=Pct(proc, glued=via == "glued"), kernel=kernel))
     assert "sk-made-up-0001" not in repr(result)
     assert "********" in result["matched"][1]["command"]

@@ -267,13 +267,6 @@ def test_boot_time_and_namespaces(proc: FakeProc) -> None:
     assert proc.procfs.pid_namespace_of_reader() == HOST
 
 
-def test_pid_max_is_the_machine_s_or_the_kernel_s_upper_bound(proc: FakeProc) -> None:
-    assert proc.procfs.pid_max() == 4194304
-    (proc.root / "sys" / "kernel").mkdir(parents=True)
-    (proc.root / "sys" / "kernel" / "pid_max").write_text("32768\n")
-    assert proc.procfs.pid_max() == 32768
-
-
 def test_an_empty_proc_is_unknown_not_wrong(tmp_path: Path) -> None:
     procfs = ProcFs(str(tmp_path))
     assert procfs.boot_time() is None

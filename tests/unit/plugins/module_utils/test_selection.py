@@ -363,7 +363,7 @@ def any_process(draw: st.DrawFn) -> Process:
 
 TABLES = st.lists(any_process(), max_size=12, unique_by=lambda process: process.pid)
 # Inputs are made anew each time; nothing is kept beside the checkout.
-HARD = settings(max_examples=60, deadline=None, database=None)
+HARD = settings(max_examples=50, deadline=None, database=None)
 
 
 def is_untouchable(process: Process, ourselves: set[int]) -> bool:

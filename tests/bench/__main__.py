@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.integration.play import ansible, run
 from tests.lab.lab import Lab
+from tests.tooling import environment
 
 CALLS = 10
 ROUNDS = 5
@@ -23,6 +24,7 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     """Bring up a lab with idle cards, measure, print."""
+    environment.prepare("runtime")
     with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as directory, Lab(directory, "dead") as lab:
         output = Path(directory) / "seconds.json"
         variables = {

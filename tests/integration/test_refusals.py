@@ -1,0 +1,97 @@
+"""What makes the role refuse before anything is touched: one clear sentence, outcome `refused`, nothing changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import HAS_LXC
+from tests.integration.play import play
+from tests.integration.test_incident import server_pids
+from tests.lab.lab import Lab
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """A lab whose server is down, so that detect is quick and a restart is wanted."""
+    directory = Path(tempfile.mkdtemp(prefix="gpuops lab "))
+    with Lab(directory, "dead", container=HAS_LXC) as dead:
+        yield dead
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str | None, list[str]]] = {
+    "a unit that is not there": (
+        {"verified_restart_service": "no-such.service"},
+        None,
+        ["There is no systemd unit no-such.service", "Correct verified_restart_service"],
+    ),
+    "no way to start": ({"verified_restart_service": ""}, None, ["not known how to start it", "start_command"]),
+    "a container that does not run": (
+        {"verified_restart_vmid": 131},
+        None,
+        ["Container 131 is stopped", "pct start 131"],
+    ),
+    "a container that is not here": ({"verified_restart_vmid": 105}, None, ["no container 105 on this node"]),
+    "a pattern that is no regular expression": (
+        {"verified_restart_kill_patterns": ["sglang("]},
+        None,
+        ["invalid regular expression"],
+    ),
+    "more cards than there are": ({"verified_restart_expected_gpus": 9}, None, ["Expected 9 GPUs, but only 8"]),
+    "a card that is not there": ({"verified_restart_gpus": ["9"]}, None, ["GPU 9"]),
+    "a driver that hangs": ({"verified_restart_driver_timeout": 1}, "hang", ["within 1 s", "nothing was touched"]),
+    "a driver that is not loaded": ({}, "no_driver", ["nothing was touched"]),
+    "a driver that prints garbage": ({}, "garbage", ["nothing was touched"]),
+    "a lost card": ({}, "lost:3", ["GPU", "3", "nothing was touched"]),
+    "a card that is lost while it is read": (
+        {"verified_restart_expected_gpus": None},
+        "lost_row:3",
+        ["nothing was touched"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_the_role_refuses(lab: Lab, name: str) -> None:
+    variables, fault, said = REFUSALS[name]
+    before = server_pids(lab)
+    faults = lab.state / "faults.json"
+    faults.write_text(json.dumps({"nvidia_smi": fault}), encoding="utf-8")
+    try:
+        played = play(lab, **variables)
+    finally:
+        faults.write_text(json.dumps({"nvidia_smi": None}), encoding="utf-8")
+    assert played.rc != 0
+    assert played.result is not None, played.output
+    assert (played.result["outcome"], played.result["needs"]) == ("refused", "operator"), played.result["reason"]
+    for words in said:
+        assert words in played.result["reason"]
+    assert played.result["changed"] is False
+    assert played.changed == 0
+    assert played.rungs == ["detect"]
+    assert server_pids(lab) == before
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"verified_restart_node": "kimi"}, "verified_restart_node must be the inventory name of the Proxmox node"),
+        ({"verified_restart_kill_patterns": []}, "verified_restart_kill_patterns is empty"),
+        ({"verified_restart_health_timeout": 20}, "Give more than 20"),
+        ({"verified_restart_verify_retries": 0}, "must be 1 or more"),
+        ({"verified_restart_engine": "triton"}, "verified_restart_engine"),
+        ({"verified_restart_vmid": "abc"}, "verified_restart_vmid"),
+    ],
+)
+def test_variables_that_cannot_be_meant_fail_the_play_at_once(lab: Lab, variables: dict[str, Any], said: str) -> None:
+    played = play(lab, **variables)
+    assert played.rc != 0
+    assert said in " ".join(played.output.split())
+    assert played.changed == 0
