@@ -84,20 +84,23 @@ def number_of(status: os.stat_result) -> DeviceNumber:
     return DeviceNumber("inode", status.st_dev, status.st_ino)
 
 
-def card_device(directory: str, minor: int, gpu: int) -> Device:
-    """The node of a card: ``nvidia`` and its minor, which is not its index. Raises InputError when it is not there."""
+def card_device(directory: str, minor: int, gpu: Optional[int], label: object = None) -> Device:
+    """The node of a card: ``nvidia`` and its minor, which is not its index. Raises InputError when it is not there.
+
+    ``label`` names the card in the message; a card that is lost may have no index.
+    """
     path = os.path.join(directory, f"nvidia{minor}")
     try:
         return Device(path, number_of(os.stat(path)), gpu)
     except OSError as exc:
         raise InputError(
-            f"GPU {gpu} should be {path}, but that cannot be read: {exc.strerror}. "
+            f"GPU {gpu if label is None else label} should be {path}, but that cannot be read: {exc.strerror}. "
             "Correct device_directory, or name the devices.",
             reason="no_device_nodes",
         ) from exc
 
 
-def card_devices(directory: str, cards: Iterable[tuple[int, int]]) -> list[Device]:
+def card_devices(directory: str, cards: Iterable[tuple[int, Optional[int]]]) -> list[Device]:
     """The nodes of cards (minor, index), of those that have one here."""
     found = []
     for minor, gpu in cards:
@@ -109,7 +112,8 @@ def card_devices(directory: str, cards: Iterable[tuple[int, int]]) -> list[Devic
 def named_devices(patterns: Sequence[str], cards: Iterable[Device]) -> list[Device]:
     """The nodes behind paths and globs, each with its card where one of ``cards`` has the same number.
 
-    Raises InputError for a path or glob that names nothing, or a directory.
+    Raises InputError for a path or glob that names nothing, or something that is no NVIDIA node: everyone holds
+    /dev/null.
     """
     gpus = {card.number: card.gpu for card in cards}
     found: dict[str, Device] = {}
@@ -121,6 +125,12 @@ def named_devices(patterns: Sequence[str], cards: Iterable[Device]) -> list[Devi
             status = os.stat(path)
             if stat.S_ISDIR(status.st_mode):
                 continue
+            if not os.path.basename(path).startswith("nvidia"):
+                raise InputError(
+                    f"devices: {pattern!r} names {path}, which is no NVIDIA device node. Whoever holds it would be "
+                    "ended: name the cards' nodes only, such as /dev/nvidia0.",
+                    reason="no_device_nodes",
+                )
             found[path] = Device(path, number_of(status), gpus.get(number_of(status)))
     if not found:
         raise InputError("devices names only directories. Name device nodes.", reason="no_device_nodes")

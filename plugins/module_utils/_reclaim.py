@@ -146,7 +146,7 @@ def make_plan(request: ReclaimRequest, machine: Machine) -> Plan:
             warnings=(f"The driver was not asked which process computes on which card: {exc.message}",),
         )
     if request.devices is not None:
-        known = [(gpu.minor, gpu.index) for gpu in reading.gpus if gpu.minor is not None and gpu.index is not None]
+        known = [(gpu.minor, gpu.index) for gpu in reading.gpus if gpu.minor is not None]
         devices = named_devices(request.devices, card_devices(request.device_directory, known))
     else:
         chosen = reading.gpus if request.gpus is None else select_gpus(reading.gpus, request.gpus)
@@ -156,14 +156,13 @@ def make_plan(request: ReclaimRequest, machine: Machine) -> Plan:
 
 
 def _device(gpu: Gpu, request: ReclaimRequest) -> Device:
-    if gpu.index is None or gpu.minor is None:
-        name = gpu.pci_bus_id or gpu.uuid or gpu.index
+    if gpu.minor is None:
         raise DriverError(
-            f"Which device node belongs to GPU {name} is not known (/proc/driver/nvidia and nvidia-smi -q were asked), "
-            "and an index is not a minor. Nothing was signalled. Name the node with the option devices.",
+            f"Which device node belongs to GPU {gpu.label} is not known (/proc/driver/nvidia and nvidia-smi -q were "
+            "asked), and an index is not a minor. Nothing was signalled. Name the node with the option devices.",
             reason="minor_unknown",
         )
-    return card_device(request.device_directory, gpu.minor, gpu.index)
+    return card_device(request.device_directory, gpu.minor, gpu.index, gpu.label)
 
 
 def computing(reading: DriverReading) -> Optional[dict[int, frozenset[int]]]:

@@ -10,12 +10,14 @@ was compared, or, where the kernel has none, after that comparison. Clock and si
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from dataclasses import dataclass, replace
-from typing import Callable, Collection, Optional, Protocol, Sequence
+from typing import Callable, Collection, Iterator, Optional, Protocol, Sequence
 
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process, ProcFs
 
 # Reasons of survivors; part of what the modules return.
@@ -189,7 +191,10 @@ def terminate(
     kill_timeout: float,
     clock: Clock,
 ) -> Termination:
-    """End the targets. ``term_timeout`` 0 goes to SIGKILL at once. Waits at most the sum of the two limits."""
+    """End the targets. ``term_timeout`` 0 goes to SIGKILL at once. Waits at most the sum of the two limits.
+
+    A GpuopsError of the signaller passes through, and its ``changed`` says whether a signal had been sent by then.
+    """
     waiting = list(targets)
     terminated: list[Process] = []
     killed: list[Process] = []
@@ -198,19 +203,32 @@ def terminate(
     for number, limit, ended in ((signal.SIGTERM, term_timeout, terminated), (signal.SIGKILL, kill_timeout, killed)):
         if not waiting or (number == signal.SIGTERM and limit <= 0):
             continue
-        answers = signaller.send(waiting, number)
+        with _noting(any_sent):
+            answers = signaller.send(waiting, number)
         denied = {identity for identity, answer in answers.items() if answer == DENIED}
         signalled = [process for process in waiting if answers.get(process.identity) == SENT]
         any_sent = any_sent or bool(signalled)
-        left = _wait(signalled, signaller, limit, clock)
+        with _noting(any_sent):
+            left = _wait(signalled, signaller, limit, clock)
         left_identities = {process.identity for process in left}
         ended += [process for process in signalled if process.identity not in left_identities]
         waiting = left + [process for process in waiting if process.identity in denied]
+    with _noting(any_sent):
+        living = signaller.living(waiting)
     survivors = tuple(
         Survivor(process, PERMISSION) if process.identity in denied else signaller.explain(process)
-        for process in signaller.living(waiting)
+        for process in living
     )
     return Termination(tuple(terminated), tuple(killed), survivors, any_sent)
+
+
+@contextlib.contextmanager
+def _noting(changed: bool) -> Iterator[None]:
+    try:
+        yield
+    except GpuopsError as exc:
+        exc.fields["changed"] = changed
+        raise
 
 
 def _wait(processes: list[Process], signaller: Signaller, limit: float, clock: Clock) -> list[Process]:

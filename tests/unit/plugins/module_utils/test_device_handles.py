@@ -338,3 +338,8 @@ def test_real_processes_that_hold_nothing_are_no_holders(tmp_path: Path) -> None
     path.touch()
     with child(WAITS):
         assert holders_of(path) == {}
+
+
+def test_a_device_that_is_not_nvidias_is_refused_since_everyone_holds_it() -> None:
+    with pytest.raises(InputError, match="/dev/null, which is no NVIDIA device node"):
+        named_devices(["/dev/nul[l]"], ())

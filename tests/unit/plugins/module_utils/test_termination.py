@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -14,6 +15,7 @@ from typing import Any, Optional
 import pytest
 
 from ansible_collections.gpuops.inference.plugins.module_utils import _termination
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
 from ansible_collections.gpuops.inference.plugins.module_utils._termination import (
     DENIED,
@@ -411,3 +413,13 @@ def test_the_machine_s_clock_goes_forward() -> None:
     before = clock.now()
     clock.sleep(0)
     assert clock.now() >= before
+
+
+def test_an_error_after_a_signal_was_sent_says_that_something_was_changed() -> None:
+    class Breaks(DryRunSignaller):
+        def living(self, processes: Sequence[Process]) -> list[Process]:
+            raise ContainerError("gone", reason="attach_failed")
+
+    with pytest.raises(ContainerError) as caught:
+        terminate([make_process(7)], Breaks(), term_timeout=1, kill_timeout=1, clock=FakeClock())
+    assert caught.value.result()["changed"] is True

@@ -105,7 +105,11 @@ def test_a_card_without_an_index_is_named_by_its_place() -> None:
 
 def test_a_missing_card_is_not_free() -> None:
     idle = reading(card(1, 3, "idle"), all_idle=False)
-    assert judge(idle) == ("gpus_not_free", "operator", "Not every expected card could be read.")
+    assert judge(idle, error="Expected 8 GPUs, but only 7 could be read.") == (
+        "gpus_not_free",
+        "operator",
+        "The cards could not be read, and unknown is not free: Expected 8 GPUs, but only 7 could be read.",
+    )
 
 
 def test_a_survivor_in_uninterruptible_sleep_needs_a_reboot() -> None:

@@ -87,7 +87,7 @@ def test_every_field_of_a_holder_is_documented_and_the_other_way_round(door: Doo
         ({"gpus": [9]}, "9"),
         ({"gpus": ["first"]}, "'first' is not a card"),
         ({"devices": ["/dev/no-such-node"]}, "names no file"),
-        ({"device_directory": "/nowhere"}, "GPU 1 should be /nowhere/nvidia3"),
+        ({"device_directory": "/nowhere"}, "GPU 1 (0000:0f:00.0) should be /nowhere/nvidia3"),
         ({"vmid": 5}, "vmid is 5"),
         ({"vmid": 105}, "There is no container 105 on this node"),
         ({"protect": [""]}, "protect holds an empty pattern"),
