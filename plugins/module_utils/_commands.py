@@ -43,7 +43,6 @@ class Runner(Protocol):
         Raises CommandError: ``not_installed``, ``not_executable``, or ``timeout`` (the child was killed, or could not
         be).
         """
-        ...
 
 
 class SystemRunner:

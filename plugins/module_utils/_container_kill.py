@@ -65,16 +65,13 @@ class View(Protocol):
 
     def look(self) -> Selection:
         """What matches now."""
-        ...
 
     def result(self, process: Process) -> dict[str, Any]:
         """The process as it is returned."""
-        ...
 
     @property
     def signaller(self) -> Signaller:
         """How its processes are signalled."""
-        ...
 
 
 def kill_processes(request: KillRequest, machine: Machine) -> dict[str, Any]:

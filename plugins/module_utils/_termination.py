@@ -42,11 +42,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Return ``seconds`` later."""
-        ...
 
 
 class SystemClock:
@@ -69,15 +67,12 @@ class Signaller(Protocol):
 
     def send(self, processes: Sequence[Process], number: int) -> dict[Identity, str]:
         """Send the signal to each, and say of each whether it was SENT, the process is GONE, or it was DENIED."""
-        ...
 
     def living(self, processes: Sequence[Process]) -> list[Process]:
         """Those of them that are still there, with their state of now."""
-        ...
 
     def explain(self, process: Process) -> Survivor:
         """Why a process that was signalled is still there."""
-        ...
 
 
 @dataclass(frozen=True)

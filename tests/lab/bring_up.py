@@ -173,7 +173,7 @@ def _wait_until_it_stands(state: str, scenario: Scenario, container: Container, 
     deadline = time.monotonic() + _STAND_TIMEOUT_S
     shown: list[int] = []
     while time.monotonic() < deadline:
-        shown = [usage.used_mib for _, usage in sorted(claims.usage(state).items())]
+        shown = [usage.used_mib for _index, usage in sorted(claims.usage(state).items())]
         if shown == expected and _is_as_it_should(state, scenario, container, port):
             return
         time.sleep(0.05)

@@ -61,7 +61,7 @@ def mounts() -> list[Mount]:
     table = []
     text = pathlib.Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     for line in text.splitlines():
-        before, _, after = line.partition(" - ")
+        before, _dash, after = line.partition(" - ")
         fields, tail = before.split(), after.split()
         shared = any(tag.startswith("shared:") for tag in fields[6:])
         table.append(Mount(_unescape(fields[4]), tail[0], _unescape(tail[1]), _unescape(fields[3]), fields[5], shared))

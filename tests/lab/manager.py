@@ -95,7 +95,7 @@ def serve(state: str, vmid: int) -> None:
         waits = [
             wait for service in manager.services.values() for wait in [service.wants_tick_in()] if wait is not None
         ]
-        for key, _ in selector.select(min(waits) if waits else None):
+        for key, _events in selector.select(min(waits) if waits else None):
             if key.fileobj is listener:
                 _accept(manager, listener)
             else:
@@ -106,7 +106,7 @@ def serve(state: str, vmid: int) -> None:
 
 
 def _accept(manager: Manager, listener: socket.socket) -> None:
-    connection, _ = listener.accept()
+    connection, _address = listener.accept()
     connection.settimeout(1)
     try:
         with connection.makefile("r", encoding="utf-8") as stream:

@@ -41,7 +41,7 @@ def read_stat(pid: int) -> Stat | None:
     except OSError:
         return None
     # The name may hold blanks and brackets: it ends at the last bracket.
-    before, _, after = text.rpartition(")")
+    before, _bracket, after = text.rpartition(")")
     fields = after.split()
     return Stat(
         pid, before.partition("(")[2], fields[0], int(fields[1]), int(fields[19]), int(fields[45]), int(fields[46])

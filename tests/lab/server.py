@@ -160,7 +160,7 @@ def _launch(plans: list[worker.Plan]) -> tuple[list[int], int, int]:
 
     Returns the children's pids and the parent's ends: to rank 0, from the last.
     """
-    pipes = [os.pipe() for _ in range(len(plans) + 1)]
+    pipes = [os.pipe() for _plan in range(len(plans) + 1)]
     ends = [end for pipe in pipes for end in pipe]
     children = []
     for place, plan in enumerate(plans):

@@ -35,10 +35,10 @@ def parse(text: str) -> UnitFile:
             section = line.strip("[]")
             installable = installable or section == "Install"
             continue
-        name, _, value = line.partition("=")
+        name, _equals, value = line.partition("=")
         if section == "Service" and name == "Environment":
             for item in shlex.split(value):
-                key, _, content = item.partition("=")
+                key, _equals, content = item.partition("=")
                 environment[key] = content.replace("%%", "%")
         elif section in ("Unit", "Service"):
             values[name.strip()] = value.strip()

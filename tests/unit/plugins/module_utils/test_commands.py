@@ -185,5 +185,5 @@ def test_nothing_else_in_the_plugins_starts_a_process() -> None:
         capture_output=True,
         text=True,
         check=False,
-    ).stdout.split()
+    ).stdout.splitlines()
     assert [Path(path).name for path in found] == ["_commands.py"]
