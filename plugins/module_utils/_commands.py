@@ -54,7 +54,7 @@ class SystemRunner:
         # LC_ALL=C, because every parser here is written against the untranslated text.
         environment = {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
         try:
-            child = subprocess.Popen(  # pylint: disable=consider-using-with
+            child = subprocess.Popen(  # pylint: disable=consider-using-with,ansible-bad-function
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

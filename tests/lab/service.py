@@ -192,5 +192,5 @@ class Service:
             done(None)
 
 
-def _ignore(_: str | None) -> None:
+def _ignore(_word: str | None) -> None:
     """Nobody waits for a restart that nobody asked for."""

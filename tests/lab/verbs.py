@@ -83,7 +83,7 @@ def _job(manager: Manager, verb: str, names: list[str], answer: Answer, *, no_bl
         answer(0, "", "")
 
 
-def _nothing(_: str | None) -> None:
+def _nothing(_word: str | None) -> None:
     """The stop half of a restart: the start half answers."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import subprocess
 from pathlib import Path
 
 from tests.tooling import sanity
@@ -41,3 +42,14 @@ def test_the_copy_holds_what_belongs_to_the_repository(tmp_path: Path) -> None:
     copied = sorted(str(one.relative_to(target)) for one in target.rglob("*") if one.is_file())
     assert copied == ["galaxy.yml", "plugins/modules/one.py"]
     assert not (target / "left over").exists()
+
+
+def test_a_copy_below_an_ignored_directory_is_a_repository_of_its_own(tmp_path: Path) -> None:
+    """ansible-test asked the repository around it otherwise, found nothing, and called that success."""
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("/build/\n", encoding="utf-8")
+    copy = tmp_path / "build" / "copy"
+    copy.mkdir(parents=True)
+    (copy / "galaxy.yml").touch()
+    sanity.make_repository(copy)
+    assert sanity.repository_files(copy) == ["galaxy.yml"]
