@@ -79,8 +79,7 @@ def kill_processes(request: KillRequest, machine: Machine) -> dict[str, Any]:
     status = container_status(request.vmid, runner=machine.runner, pct_path=request.pct_path)
     if status.status != "running":
         return _result(request, status.status, None, Selection((), ()), Termination(), [], str)
-    view = _view(request, status, machine)
-    selection = view.look()
+    view, selection = _first_look(request, status, machine)
     _refuse_init_only(request.vmid, selection)
     termination = terminate(
         selection.targets,
@@ -147,13 +146,21 @@ def _refuse_init_only(vmid: int, selection: Selection) -> None:
         )
 
 
-def _view(request: KillRequest, status: ContainerStatus, machine: Machine) -> View:
-    """From the node where this account may signal what it sees there, else through pct."""
-    host = HostView(request, status, machine)
-    if request.via == "host" or (request.via == "auto" and host.may_signal()):
-        host.refuse_frozen()
-        return host
-    return PctView(request, machine)
+def _first_look(request: KillRequest, status: ContainerStatus, machine: Machine) -> tuple[View, Selection]:
+    """From the node where this account sees the container and may signal what matches there, else through pct."""
+    if request.via != "pct":
+        host = HostView(request, status, machine)
+        try:
+            selection = host.look()
+        except ContainerError:
+            if request.via == "host":
+                raise
+        else:
+            if request.via == "host" or may_signal(selection.targets):
+                host.refuse_frozen(selection)
+                return host, selection
+    view = PctView(request, machine)
+    return view, view.look()
 
 
 class HostView:
@@ -166,6 +173,7 @@ class HostView:
         self._status = status
         self._machine = machine
         self._ourselves = frozenset(machine.procfs.ancestors(os.getpid()))
+        self._members: list[Process] = []
 
     @property
     def signaller(self) -> Signaller:
@@ -174,36 +182,27 @@ class HostView:
 
     def look(self) -> Selection:
         """See View.look."""
+        self._members = members(self._status, self._machine.procfs.processes(), self._machine.procfs)
         return select_matching(
-            self._members(), patterns=self._request.patterns, exclude=self._request.exclude, ourselves=self._ourselves
+            self._members, patterns=self._request.patterns, exclude=self._request.exclude, ourselves=self._ourselves
         )
 
     def result(self, process: Process) -> dict[str, Any]:
         """See View.result."""
         return {**process_result(process, self._machine.procfs), "vmid": self._request.vmid}
 
-    def may_signal(self) -> bool:
-        """Whether this account sees the container from the node, and may signal what matches in it."""
-        try:
-            return may_signal(self.look().targets)
-        except ContainerError:
-            return False
-
-    def refuse_frozen(self) -> None:
+    def refuse_frozen(self, selection: Selection) -> None:
         """Raise ContainerError when the container, or what matches in it, is frozen: no signal takes effect then, and
         the next step would be wrong.
         """
-        inits = [process for process in self._members() if is_container_init(process)]
-        if any(frozen(process) for process in (*inits, *self.look().targets)):
+        inits = [process for process in self._members if is_container_init(process)]
+        if any(frozen(process) for process in (*inits, *selection.targets)):
             raise ContainerError(
                 f"Container {self._request.vmid} is frozen (a suspend-mode backup does that). Signals take no effect "
                 "until it is thawed, so none was sent. Wait for the backup, or thaw it (lxc-unfreeze).",
                 reason="ct_frozen",
                 vmid=self._request.vmid,
             )
-
-    def _members(self) -> list[Process]:
-        return members(self._status, self._machine.procfs.processes(), self._machine.procfs)
 
 
 class PctView:

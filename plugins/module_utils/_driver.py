@@ -53,7 +53,7 @@ def read_driver(
         return limit.run(argv, "NVML (nvidia-ml-py)")
 
     reading, nvml_error = None, None
-    if backend == "nvml" or (backend == "auto" and _nvml.is_importable()):
+    if backend == "nvml" or (backend == "auto" and _nvml.is_importable() and _nvml.has_library()):
         try:
             reading = _nvml.read(ask_nvml, processes=processes)
         except GpuopsError as exc:

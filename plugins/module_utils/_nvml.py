@@ -104,6 +104,17 @@ def is_importable() -> bool:
         return False
 
 
+def has_library() -> bool:
+    """Whether the driver's library can be loaded here. That alone does not talk to the driver, so it cannot hang."""
+    import ctypes  # only here: most machines without nvidia-ml-py never need it
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def read(ask: Callable[[Sequence[str]], Completed], *, processes: bool) -> DriverReading:
     """Start the child and read its answer. ``ask`` runs an argv within what is left of the time limit.
 

@@ -148,6 +148,7 @@ def test_a38_a_missing_tool_is_not_a_machine_without_cards(tmp_path: Path) -> No
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_nvml, "is_importable", lambda: True)
+    monkeypatch.setattr(_nvml, "has_library", lambda: True)
 
 
 def test_auto_does_not_start_a_child_for_a_library_that_is_not_there(
@@ -190,3 +191,13 @@ def test_nvml_alone_fails_clearly_when_it_does_not_work(tmp_path: Path) -> None:
     with pytest.raises(DriverError) as caught:
         read_with(runner_with(nvml=missing), tmp_path, backend="nvml")
     assert caught.value.reason == "not_installed"
+
+
+def test_auto_does_not_start_a_process_for_nvml_where_the_drivers_library_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_nvml, "is_importable", lambda: True)
+    monkeypatch.setattr(_nvml, "has_library", lambda: False)
+    runner = runner_with(nvml=completed(NVML))
+    assert read_with(runner, tmp_path, backend="auto").backend == "nvidia_smi"
+    assert not any("pynvml" in " ".join(argv) for argv in runner.calls)
