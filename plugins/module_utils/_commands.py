@@ -10,8 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
-from typing import Optional, Protocol, Sequence
+from typing import NamedTuple, Optional, Protocol, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import CommandError
 
@@ -22,8 +21,7 @@ REAP_SECONDS = 1.0
 EXTRA_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/wsl/lib")
 
 
-@dataclass(frozen=True)
-class Completed:
+class Completed(NamedTuple):
     """A command that ran to its end. ``rc`` is negative when a signal ended it. Text is decoded as UTF-8, never
     failing.
     """

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import (
     ContainerStatus,
@@ -43,8 +42,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
 )
 
 
-@dataclass(frozen=True)
-class KillRequest:
+class KillRequest(NamedTuple):
     """What the operator asked for. Times in seconds; ``via`` is ``auto``, ``host`` or ``pct``."""
 
     vmid: int

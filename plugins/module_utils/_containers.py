@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Iterable, Optional
+from typing import Iterable, NamedTuple, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner, describe_exit
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
@@ -21,8 +20,7 @@ _CGROUP = re.compile(r"^/lxc(?:/|\.payload\.)(\d+)(?:/|$)")
 PCT_TIMEOUT = 30.0
 
 
-@dataclass(frozen=True)
-class ContainerStatus:
+class ContainerStatus(NamedTuple):
     """What ``pct status VMID --verbose`` says. ``init_pid`` is the container's init as the node sees it."""
 
     vmid: int

@@ -16,7 +16,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field
-from typing import Iterable, Iterator, Optional, Sequence
+from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import InputError
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
@@ -34,8 +34,7 @@ COMPUTE_NODE = "nvidia-uvm"
 _SPAN = re.compile(r"^[0-9a-f]+-[0-9a-f]+$")
 
 
-@dataclass(frozen=True)
-class DeviceNumber:
+class DeviceNumber(NamedTuple):
     """What makes two open handles the same thing: the number of a device, or device and inode of anything else."""
 
     kind: str
@@ -43,8 +42,7 @@ class DeviceNumber:
     minor: int
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """A node to look for. ``gpu`` is the index of the card behind it, None where that is not known."""
 
     path: str
@@ -68,8 +66,7 @@ class Holder:
         return [kind for kind in _EVIDENCE_ORDER if kind in self.evidence]
 
 
-@dataclass(frozen=True)
-class Scan:
+class Scan(NamedTuple):
     """Everyone who holds one of the devices; ``unreadable`` processes could not be looked into (run as root)."""
 
     holders: tuple[Holder, ...]

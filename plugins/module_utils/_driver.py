@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass, replace
-from typing import Callable, Optional, Sequence
+from dataclasses import replace
+from typing import Callable, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils import _nvidia_smi, _nvml
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner
@@ -106,8 +106,7 @@ class _TimeLimit:
         )
 
 
-@dataclass(frozen=True)
-class ProcCard:
+class ProcCard(NamedTuple):
     """A card that the kernel module has. ``excluded``: the administrator keeps it from being used."""
 
     pci_bus_id: str
@@ -151,7 +150,7 @@ def join_proc(reading: DriverReading, cards: Sequence[ProcCard], device_director
         and card.minor is not None
         and os.path.exists(os.path.join(device_directory, f"nvidia{card.minor}"))
     ]
-    return replace(reading, gpus=in_order([*reading.gpus, *silent]))
+    return reading._replace(gpus=in_order([*reading.gpus, *silent]))
 
 
 def _text(path: str) -> str:
@@ -165,4 +164,4 @@ def _text(path: str) -> str:
 def _with_minors(reading: DriverReading, minors: dict[str, int]) -> DriverReading:
     """Joined by bus id, never by position: the minor is not the index."""
     gpus = (replace(gpu, minor=minors.get(gpu.pci_bus_id or "", gpu.minor)) for gpu in reading.gpus)
-    return replace(reading, gpus=tuple(gpus))
+    return reading._replace(gpus=tuple(gpus))

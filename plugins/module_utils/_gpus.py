@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Iterable, Optional, Sequence
+from typing import Iterable, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import InputError
 
@@ -23,8 +23,7 @@ _BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])
 _INDEX = re.compile(r"[0-9]{1,6}")
 
 
-@dataclass(frozen=True)
-class GpuError:
+class GpuError(NamedTuple):
     """Why a card could not be read: a stable ``reason`` code, and the driver's own ``text``."""
 
     reason: str
@@ -57,8 +56,7 @@ class Gpu:
         return f"{known[0]} ({known[1]})" if len(known) == 2 else (known or ["unknown"])[0]
 
 
-@dataclass(frozen=True)
-class ComputeProcess:
+class ComputeProcess(NamedTuple):
     """A process with a context on a card, as the driver lists it. ``pid`` is of the namespace that the driver speaks
     in.
     """
@@ -68,8 +66,7 @@ class ComputeProcess:
     used_memory_mib: Optional[int]
 
 
-@dataclass(frozen=True)
-class DriverReading:
+class DriverReading(NamedTuple):
     """One answer of the driver. ``compute_processes`` is None when they were not asked or not readable: that is not
     'none'.
 

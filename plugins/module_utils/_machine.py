@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Runner, SystemRunner
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
@@ -19,8 +18,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
 )
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """The edges of one module run. ``host_signaller`` signals processes of this machine; with ``dry_run`` nobody is
     signalled.
     """

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Runner
 from ansible_collections.gpuops.inference.plugins.module_utils._driver import read_driver
@@ -27,8 +26,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._results import p
 FLOOR_LIMIT_MIB = 1024
 
 
-@dataclass(frozen=True)
-class FactsRequest:
+class FactsRequest(NamedTuple):
     """What the operator asked for. ``gpus`` None means all; memory in MiB, ``timeout`` in seconds for the driver."""
 
     gpus: Optional[tuple[str, ...]]
@@ -40,8 +38,7 @@ class FactsRequest:
     timeout: float
 
 
-@dataclass(frozen=True)
-class MemoryFacts:
+class MemoryFacts(NamedTuple):
     """``facts`` is the value of ``ansible_facts.gpu_memory``."""
 
     facts: dict[str, Any]

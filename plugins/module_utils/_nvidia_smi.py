@@ -11,8 +11,8 @@ still answer to ``-i``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import Callable, Optional, Sequence
+from dataclasses import replace
+from typing import Callable, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed
 from ansible_collections.gpuops.inference.plugins.module_utils._driver_reasons import (
@@ -66,8 +66,7 @@ _HANDLE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows as field -> cell text; ``whole`` tells of each whether it had one cell a field. The other lines are
     sentences.
     """
@@ -77,8 +76,7 @@ class Table:
     sentences: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Cards:
+class Cards(NamedTuple):
     """What one answer says of the cards. ``dead`` are those named in sentences, and rows without an index."""
 
     gpus: tuple[Gpu, ...]
@@ -139,7 +137,7 @@ def _read_cards(ask: Ask) -> tuple[Cards, list[str]]:
         cards = parse_cards(completed.stdout, fields)
         cards = _with_dead(cards, (*dead, *cards.dead))
     _check(completed, cards)
-    return replace(cards, warnings=(*note, *cards.warnings)), restriction
+    return cards._replace(warnings=(*note, *cards.warnings)), restriction
 
 
 def _check(completed: Completed, cards: Cards) -> None:
@@ -248,7 +246,7 @@ def _with_dead(cards: Cards, dead: Sequence[Gpu]) -> Cards:
         if gpu.pci_bus_id is None or gpu.pci_bus_id not in places:
             places.add(gpu.pci_bus_id)
             kept.append(replace(gpu, index=None) if gpu.index in taken else gpu)
-    return replace(cards, gpus=gpus, dead=tuple(kept))
+    return cards._replace(gpus=gpus, dead=tuple(kept))
 
 
 def parse_list(stdout: str) -> tuple[tuple[int, ...], tuple[Gpu, ...]]:

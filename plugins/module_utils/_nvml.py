@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from dataclasses import replace
 from typing import Any, Callable, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed
@@ -196,7 +195,7 @@ def _compute_processes(cards: list[dict[str, Any]]) -> tuple[Optional[tuple[Comp
 
 def _failure(completed: Completed, reason: str, text: str) -> DriverError:
     # The script is long, and says nothing to an operator.
-    shown = replace(completed, argv=(*completed.argv[:1], "-c", "(asks pynvml)"))
+    shown = completed._replace(argv=(*completed.argv[:1], "-c", "(asks pynvml)"))
     return failure("NVML (nvidia-ml-py)", shown, reason=reason, text=text)
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
-from typing import Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner, describe_exit
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import classify_pct_failure
@@ -85,8 +84,7 @@ say "$word done"
 _SIGNAL_NAMES = {15: "TERM", 9: "KILL"}
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """What the shell inside saw. ``shell_pid`` is its own pid; ``glued``: the arguments of command lines ran
     together.
     """
@@ -152,7 +150,7 @@ class PctContainer:
         output = answer.stdout.replace("\r\n", "\n")
         if not re.search(rf"(?m)^{word} done$", output):
             # Command lines hold secrets, and nothing of a listing that broke off is needed to say so.
-            raise classify_exec_failure(self._vmid, replace(answer, stdout=output.partition(f"{word} begin")[0]))
+            raise classify_exec_failure(self._vmid, answer._replace(stdout=output.partition(f"{word} begin")[0]))
         return output
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
-from typing import Iterator, Optional
+from typing import Iterator, NamedTuple, Optional
 
 # PF_KTHREAD of include/linux/sched.h: the process has no program of its own.
 _KERNEL_THREAD_FLAG = 0x00200000
@@ -21,16 +20,14 @@ _KERNEL_THREAD_FLAG = 0x00200000
 _UNIT = re.compile(r"^.+\.(?:service|scope)$")
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """A pid is given out again; together with the start time (clock ticks since boot) it means one process for ever."""
 
     pid: int
     start_ticks: int
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """One process (thread group). ``namespace_pids`` goes from the reader's pid namespace to the innermost one."""
 
     pid: int
@@ -63,8 +60,7 @@ class Process:
         return unit_of(self.cgroups)
 
 
-@dataclass(frozen=True)
-class Stat:
+class Stat(NamedTuple):
     """The fields of /proc/PID/stat that are used here. Times in clock ticks since boot."""
 
     pid: int
@@ -186,7 +182,7 @@ class ProcFs:
         stat = self.stat(process.pid)
         if stat is None or stat.start_ticks != process.start_ticks:
             return None
-        now = replace(process, state=stat.state, threads=stat.threads, parent_pid=stat.parent_pid)
+        now = process._replace(state=stat.state, threads=stat.threads, parent_pid=stat.parent_pid)
         return None if now.gone else now
 
     def ancestors(self, pid: int) -> list[int]:

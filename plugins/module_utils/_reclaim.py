@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import (
     ContainerStatus,
@@ -46,8 +45,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
 )
 
 
-@dataclass(frozen=True)
-class ReclaimRequest:
+class ReclaimRequest(NamedTuple):
     """What the operator asked for. Times in seconds.
 
     ``gpus`` None means all cards, and an empty list none; ``devices`` None means the cards' own nodes.
@@ -68,8 +66,7 @@ class ReclaimRequest:
     pct_path: str
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What is looked for: the devices, the cards behind them, and where the driver lists which pid (None: unknown)."""
 
     devices: tuple[Device, ...]
@@ -78,8 +75,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Sighting:
+class Sighting(NamedTuple):
     """One look at the holders and the decision about them."""
 
     holders: dict[Identity, Holder]

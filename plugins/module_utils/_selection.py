@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Callable, Collection, Iterable, Optional, Sequence
+from typing import Callable, Collection, Iterable, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import is_container_init
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Holder
@@ -51,16 +50,14 @@ DEFAULT_PROTECT = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Spared:
+class Spared(NamedTuple):
     """A process that was found but is not to be signalled."""
 
     process: Process
     reason: str
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """``targets`` are to be signalled, in the order found; ``spared`` were found as well, each with the reason."""
 
     targets: tuple[Process, ...]
@@ -136,8 +133,7 @@ def select_matching(
     return _sort((process for process in processes if not process.gone and matches(process, patterns)), reason)
 
 
-@dataclass(frozen=True)
-class HolderRules:
+class HolderRules(NamedTuple):
     """Which holders of cards may be signalled.
 
     ``cards`` are the indices to reclaim; ``computing`` says on which cards the driver lists a pid, None when the

@@ -14,8 +14,7 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
-from typing import Callable, Collection, Iterator, Optional, Protocol, Sequence
+from typing import Callable, Collection, Iterator, NamedTuple, Optional, Protocol, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process, ProcFs
@@ -75,8 +74,7 @@ class Signaller(Protocol):
         """Why a process that was signalled is still there."""
 
 
-@dataclass(frozen=True)
-class Survivor:
+class Survivor(NamedTuple):
     """A process that is still there. ``wchan``: the kernel function in which it sleeps, where that is known."""
 
     process: Process
@@ -84,8 +82,7 @@ class Survivor:
     wchan: Optional[str] = None
 
 
-@dataclass(frozen=True)
-class Termination:
+class Termination(NamedTuple):
     """What became of the processes. One that ended by itself before its first signal is in none of the three.
 
     ``signalled``: at least one signal was delivered (in check mode: would have been).
@@ -118,7 +115,7 @@ class HostSignaller:
         """See Signaller.explain. A single thread in state D keeps the whole process."""
         task = self._procfs.uninterruptible_task(process.pid)
         if task is not None:
-            return Survivor(replace(process, state="D"), UNINTERRUPTIBLE, self._procfs.wchan(process.pid, task))
+            return Survivor(process._replace(state="D"), UNINTERRUPTIBLE, self._procfs.wchan(process.pid, task))
         return Survivor(process, reason_of(process), self._procfs.wchan(process.pid))
 
     def _send(self, process: Process, number: int) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any, Optional
 
 import pytest
@@ -72,16 +71,16 @@ def test_a05_an_idle_mig_card_is_idle_by_the_limit() -> None:
 
 def test_the_choice_of_cards_decides_what_all_idle_is_about() -> None:
     cards = all_rows(3, 76115, "[GPU is lost]")
-    assert facts_of(cards, replace(ALL, gpus=("0",))).facts["all_idle"] is True
-    assert facts_of(cards, replace(ALL, gpus=("0", "2"))).facts["all_idle"] is False
-    assert facts_of(cards, replace(ALL, gpus=("2",))).facts["count"] == 1
+    assert facts_of(cards, ALL._replace(gpus=("0",))).facts["all_idle"] is True
+    assert facts_of(cards, ALL._replace(gpus=("0", "2"))).facts["all_idle"] is False
+    assert facts_of(cards, ALL._replace(gpus=("2",))).facts["count"] == 1
 
 
 @pytest.mark.parametrize("gpus", [None, ("0",)])
 def test_a08_missing_cards_fail_with_what_was_read(gpus: Optional[tuple[str, ...]]) -> None:
     cards = "".join(row(index, 3) for index in (0, 1, 2, 4, 5, 6)) + row(7, "[GPU is lost]")
     with pytest.raises(DriverError) as caught:
-        facts_of(cards, replace(ALL, expected_gpus=8, gpus=gpus))
+        facts_of(cards, ALL._replace(expected_gpus=8, gpus=gpus))
     error = caught.value
     assert error.reason == "gpus_missing"
     assert "Expected 8 GPUs, but only 6 could be read. Missing: index 3." in error.message
@@ -94,11 +93,11 @@ def test_a08_missing_cards_fail_with_what_was_read(gpus: Optional[tuple[str, ...
 
 def test_a20_a_card_that_needs_a_reset_is_not_one_of_the_expected() -> None:
     with pytest.raises(DriverError, match="requires_reset"):
-        facts_of(row(0, "[GPU requires reset]"), replace(ALL, expected_gpus=1))
+        facts_of(row(0, "[GPU requires reset]"), ALL._replace(expected_gpus=1))
 
 
 def test_more_cards_than_expected_are_fine() -> None:
-    assert facts_of(all_rows(3, 3), replace(ALL, expected_gpus=1)).facts["count"] == 2
+    assert facts_of(all_rows(3, 3), ALL._replace(expected_gpus=1)).facts["count"] == 2
 
 
 def test_a_process_is_joined_with_proc() -> None:
@@ -120,7 +119,7 @@ def test_processes_that_are_not_known_are_null() -> None:
     unread = facts_of(row(0, 310), apps=completed("", rc=255))
     assert unread.facts["gpus"][0]["processes"] is None
     assert len(unread.warnings) == 1
-    not_asked = facts_of(row(0, 310), replace(ALL, processes=False))
+    not_asked = facts_of(row(0, 310), ALL._replace(processes=False))
     assert (not_asked.facts["gpus"][0]["processes"], not_asked.warnings) == (None, ())
 
 
@@ -158,10 +157,10 @@ def test_a_small_amount_that_nobody_holds_may_be_the_floor(case: str) -> None:
 def test_wrong_values_are_refused_before_anything_is_asked(change: dict[str, Any], option: str) -> None:
     runner = ScriptedRunner({})
     with pytest.raises(InputError, match=option):
-        gather(replace(ALL, **change), runner=runner, procfs=ProcFs())
+        gather(ALL._replace(**change), runner=runner, procfs=ProcFs())
     assert runner.calls == []
 
 
 def test_b19_memory_that_is_let_go_late_is_seen_to_fall() -> None:
-    states = [facts_of(row(0, used), replace(ALL, idle_memory_mib=600)).facts for used in (80000, 80000, 41000, 500)]
+    states = [facts_of(row(0, used), ALL._replace(idle_memory_mib=600)).facts for used in (80000, 80000, 41000, 500)]
     assert [one["all_idle"] for one in states] == [False, False, False, True]

@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -180,7 +180,7 @@ def test_the_machine_s_own_processes_are_listed_but_for_the_listing_itself() -> 
     found = by_pid(listing)
     assert expected is not None
     # Its place in the namespaces is the container's business, and its state passes.
-    seen = replace(found[process.pid], namespace_pids=expected.namespace_pids, state=expected.state)
+    seen = found[process.pid]._replace(namespace_pids=expected.namespace_pids, state=expected.state)
     assert seen == expected
     assert os.getpid() in found
     assert not [one for one in found.values() if one.parent_pid == listing.shell_pid]
@@ -192,7 +192,7 @@ def test_a_carriage_return_from_a_terminal_does_no_harm(proc: FakeProc) -> None:
     class Terminal(Inside):
         def script(self, script: str, *arguments: str) -> Completed:
             answer = super().script(script, *arguments)
-            return replace(answer, stdout="Last login: Mon\r\n" + answer.stdout.replace("\n", "\r\n"))
+            return answer._replace(stdout="Last login: Mon\r\n" + answer.stdout.replace("\n", "\r\n"))
 
     listing = container(Terminal(next(iter(SHELLS.values())), proc.root)).list_processes()
     assert [process.command for process in listing.processes] == ["sglang::scheduler"]
@@ -218,7 +218,7 @@ def test_a_real_child_is_signalled_and_another_with_the_wrong_start_time_is_not(
         target, innocent = (ProcFs().process(one.pid) for one in (meant, other))
         assert target is not None
         assert innocent is not None
-        heir = replace(innocent, start_ticks=innocent.start_ticks - 1)
+        heir = innocent._replace(start_ticks=innocent.start_ticks - 1)
         absent = make_process(2**22 + 1)
         answers = container(Inside(shell)).send([target, heir, absent], number)
         assert answers == {target.identity: "sent", heir.identity: "gone", absent.identity: "gone"}
@@ -335,7 +335,7 @@ def test_a_listing_that_broke_off_gives_away_no_command_line(proc: FakeProc, mon
     class Broken(Inside):
         def script(self, script: str, *arguments: str) -> Completed:
             answer = super().script(script, *arguments)
-            return replace(answer, stdout="Welcome\n" + answer.stdout.rpartition("\ngpuops-")[0], rc=137)
+            return answer._replace(stdout="Welcome\n" + answer.stdout.rpartition("\ngpuops-")[0], rc=137)
 
     with pytest.raises(ContainerError) as caught:
         container(Broken(["/bin/sh"], proc.root)).list_processes()

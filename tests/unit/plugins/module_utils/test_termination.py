@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -290,7 +289,7 @@ def test_a_real_child_is_ended() -> None:
 def test_a_pid_with_another_start_time_is_not_signalled() -> None:
     with child(WAITS) as process:
         target = seen(process.pid)
-        forerunner = replace(target, start_ticks=target.start_ticks - 1)
+        forerunner = target._replace(start_ticks=target.start_ticks - 1)
         assert send(forerunner, KILL) == GONE
         (living,) = HostSignaller(ProcFs()).living([forerunner, target])
         assert living.identity == target.identity
@@ -325,7 +324,7 @@ def test_no_handle_is_left_open() -> None:
     before = os.listdir("/proc/self/fd")
     with child(WAITS) as process:
         target = seen(process.pid)
-        send(replace(target, start_ticks=1), TERM)
+        send(target._replace(start_ticks=1), TERM)
         send(target, TERM)
         process.wait(30)
         send(target, TERM)
