@@ -95,3 +95,7 @@ def test_variables_that_cannot_be_meant_fail_the_play_at_once(lab: Lab, variable
     assert played.rc != 0
     assert said in " ".join(played.output.split())
     assert played.changed == 0
+    # What the argument specification refuses does not even reach the role's first task.
+    if played.result is not None:
+        assert played.result["outcome"] == "refused"
+        assert said in played.result["reason"]
