@@ -130,7 +130,7 @@ def _unit_text(state: str, scenario: Scenario, container: Container, port: int) 
     lines.append("ExecStart=%s" % " ".join([units.quote(container.python).replace("$", "$$"), *arguments]))
     lines += ["Environment=%s" % units.quote("%s=%s" % item) for item in environment.items()]
     lines += ["StandardOutput=append:%s" % lab_state.server_log(state).replace("%", "%%"), "StandardError=inherit"]
-    lines += ["Restart=always", "RestartSec=100ms", "KillMode=%s" % scenario.kill_mode, "TimeoutStopSec=3s"]
+    lines += ["Restart=always", "RestartSec=100ms", "KillMode=%s" % scenario.kill_mode, "TimeoutStopSec=2s"]
     return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
 
 
