@@ -112,6 +112,8 @@ def named_devices(patterns: Sequence[str], cards: Iterable[Device]) -> list[Devi
     Raises InputError for a path or glob that names nothing, or something that is no NVIDIA node: everyone holds
     /dev/null.
     """
+    if not patterns:
+        raise InputError("devices is an empty list. Name device nodes, or leave it out.", reason="no_device_nodes")
     gpus = {card.number: card.gpu for card in cards}
     found: dict[str, Device] = {}
     for pattern in patterns:

@@ -30,3 +30,10 @@ def require_seconds(params: Mapping[str, Any], *options: str) -> None:
         seconds = params[option]
         if not 0 <= seconds <= LONGEST_SECONDS:
             raise InputError(f"{option} is {seconds:g}. Give a number of seconds from 0 to {LONGEST_SECONDS}.")
+
+
+def require_time_to_answer(params: Mapping[str, Any], option: str) -> None:
+    """Raise InputError for a limit within which nothing can answer."""
+    require_seconds(params, option)
+    if params[option] == 0:
+        raise InputError(f"{option} is 0, within which nothing can answer. Give more than 0 seconds.")

@@ -25,6 +25,9 @@ from ansible_collections.gpuops.inference.plugins.module_utils._results import p
 # A bare CUDA context, or what an old driver's idle card shows, stays below this; a server's weights do not.
 FLOOR_LIMIT_MIB = 1024
 
+# No machine has more cards. The limit keeps a slip of the finger from becoming a list of so many missing indices.
+EXPECTABLE_GPUS = range(1, 1025)
+
 
 class FactsRequest(NamedTuple):
     """What the operator asked for. ``gpus`` None means all; memory in MiB, ``timeout`` in seconds for the driver."""
@@ -61,18 +64,32 @@ def gather(request: FactsRequest, *, runner: Runner, procfs: ProcFs) -> MemoryFa
         proc_root=procfs.root,
     )
     gpus = reading.gpus if request.gpus is None else select_gpus(reading.gpus, request.gpus)
+    _refuse_all_idle(gpus, request.idle_memory_mib)
     facts = build(reading, gpus, request.idle_memory_mib, processes_by_card(reading.compute_processes, procfs))
     if request.expected_gpus is not None:
         require_expected(reading.gpus, request.expected_gpus, facts)
     return MemoryFacts(facts, reading.warnings)
 
 
+def _refuse_all_idle(gpus: Sequence[Gpu], idle_memory_mib: int) -> None:
+    """Raise InputError for a limit that a full card would stay below: then every card would always be idle."""
+    smallest = min((gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib is not None), default=None)
+    if smallest is not None and idle_memory_mib >= smallest:
+        raise InputError(
+            f"idle_memory_mib is {idle_memory_mib}, but a card has only {smallest} MiB: it would be idle even when "
+            "full. Give what the card shows when nobody uses it."
+        )
+
+
 def _check(request: FactsRequest) -> None:
     """Raise InputError before anything is asked."""
     if request.idle_memory_mib < 0:
         raise InputError(f"idle_memory_mib is {request.idle_memory_mib}. Give 0 or more MiB.")
-    if request.expected_gpus is not None and request.expected_gpus < 1:
-        raise InputError(f"expected_gpus is {request.expected_gpus}. Give 1 or more, or leave it out.")
+    if request.expected_gpus is not None and request.expected_gpus not in EXPECTABLE_GPUS:
+        raise InputError(
+            f"expected_gpus is {request.expected_gpus}. Give {EXPECTABLE_GPUS.start} to {EXPECTABLE_GPUS.stop - 1}, "
+            "or leave it out."
+        )
     if not (math.isfinite(request.timeout) and request.timeout > 0):
         raise InputError(f"timeout is {request.timeout:g}. Give more than 0 seconds.")
 

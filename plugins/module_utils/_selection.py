@@ -15,6 +15,9 @@ from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Id
 
 Pattern = re.Pattern[str]
 
+# Programs that have nothing in common: a pattern that finds each of them finds every process.
+_PROGRAMS = ("systemd", "bash", "python3 app.py", "nginx: worker process", "Xorg", "7z")
+
 # Names that have nothing in common: what is found in all of them is found in everything.
 _UNLIKE = ("a", "Z", "0", "/", "~")
 
@@ -90,7 +93,7 @@ def compile_killers(patterns: Sequence[str], option: str) -> tuple[Pattern, ...]
     if not compiled:
         raise InputError(f"{option} is empty. Name the processes that are meant.", reason="empty_pattern")
     for pattern in compiled:
-        if pattern.search("") or all(pattern.search(one) for one in _UNLIKE):
+        if pattern.search("") or any(all(pattern.search(one) for one in kind) for kind in (_UNLIKE, _PROGRAMS)):
             raise InputError(
                 f"{option} holds {pattern.pattern!r}, which matches every process. Name what is meant.",
                 reason="match_all_pattern",

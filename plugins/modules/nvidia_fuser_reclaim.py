@@ -205,7 +205,7 @@ spared:
   type: list
   elements: dict
 terminated:
-  description: Holders that ended after SIGTERM, as RV(holders).
+  description: Holders that ended after SIGTERM (in check mode, would be sent it), as RV(holders).
   returned: success, and on failure because of survivors
   type: list
   elements: dict
@@ -232,6 +232,18 @@ scan_complete:
   returned: success, and on failure because of survivors
   type: bool
   sample: true
+cmd:
+  description: The command that failed. Exit status and both streams stand beside it, as C(rc), C(stdout), C(stderr).
+  returned: failure of a command
+  type: list
+  elements: str
+  sample: [/usr/sbin/pct, status, "105", --verbose]
+missing:
+  description: Those of O(gpus) that this machine does not have.
+  returned: failure with the reason C(no_such_gpu)
+  type: list
+  elements: str
+  sample: ["9"]
 reason:
   description: Stable code of a failure, such as V(no_device_nodes), V(minor_unknown), V(timeout), V(survivors) or
     V(respawned).

@@ -44,7 +44,8 @@ options:
       - Regular expressions (Python's), searched in the name and in the full command line of each process in the
         container.
       - The name is cut at 15 characters by the kernel. Zombies that merely wait for their parent are not matched.
-      - An empty pattern, and one that matches the empty text, is refused, since it would match every process.
+      - A pattern that is empty, or that finds the empty text or programs that have nothing in common, is refused, since
+        it would match every process.
     type: list
     elements: str
     required: true
@@ -157,11 +158,11 @@ matched:
     name:
       description: Name, cut at 15 characters by the kernel.
       type: str
-      sample: sglang::schedul
+      sample: pt_main_thread
     command:
       description: Full command line. Values of options and variables that look like a secret are replaced by asterisks.
       type: str
-      sample: sglang::scheduler_TP1
+      sample: pt_main_thread
     state:
       description: State as C(ps) shows it, one letter.
       type: str
@@ -188,7 +189,7 @@ spared:
   type: list
   elements: dict
 terminated:
-  description: Processes that ended after SIGTERM, as RV(matched).
+  description: Processes that ended after SIGTERM (in check mode, would be sent it), as RV(matched).
   returned: success, and on failure because of survivors
   type: list
   elements: dict
@@ -217,6 +218,12 @@ reason:
   returned: failure
   type: str
   sample: ct_not_on_node
+cmd:
+  description: The command that failed. Exit status and both streams stand beside it, as C(rc), C(stdout), C(stderr).
+  returned: failure of a command
+  type: list
+  elements: str
+  sample: [/usr/sbin/pct, status, "105", --verbose]
 node:
   description: The node that holds the container, where the cluster's list names one.
   returned: failure because the container is not on this node
@@ -228,7 +235,11 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpuops.inference.plugins.module_utils._container_kill import KillRequest, kill_processes
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
-from ansible_collections.gpuops.inference.plugins.module_utils._limits import require_seconds, require_vmid
+from ansible_collections.gpuops.inference.plugins.module_utils._limits import (
+    require_seconds,
+    require_time_to_answer,
+    require_vmid,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import this_machine
 from ansible_collections.gpuops.inference.plugins.module_utils._results import refuse_survivors
 from ansible_collections.gpuops.inference.plugins.module_utils._selection import compile_killers, compile_patterns
@@ -254,7 +265,8 @@ def main() -> None:
     params = module.params
     try:
         require_vmid(params["vmid"])
-        require_seconds(params, "term_timeout", "kill_timeout", "respawn_timeout", "pct_timeout")
+        require_seconds(params, "term_timeout", "kill_timeout", "respawn_timeout")
+        require_time_to_answer(params, "pct_timeout")
         request = KillRequest(
             vmid=params["vmid"],
             patterns=compile_killers(params["patterns"], "patterns"),

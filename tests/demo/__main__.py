@@ -26,6 +26,8 @@ IMPATIENCE = {
     "verified_restart_health_timeout": 21,
     "verified_restart_start_delay": 1,
     "verified_restart_start_retries": 60,
+    # Long enough for the lab's slowest driver, short enough to watch.
+    "verified_restart_verify_retries": 8,
 }
 
 

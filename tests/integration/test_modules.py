@@ -84,7 +84,7 @@ def test_the_cards_are_read_as_the_lab_knows_them_with_their_holders(lab: Lab, u
 def test_a_card_may_be_named_by_index_uuid_or_bus_id(lab: Lab) -> None:
     cards = lab.status()["cards"]
     named = ["0", cards[2]["uuid"], cards[5]["pci_bus_id"].lower()]
-    memory = facts(lab, gpus=named, idle_memory_mib=97887)["ansible_facts"]["gpu_memory"]
+    memory = facts(lab, gpus=named, idle_memory_mib=90000)["ansible_facts"]["gpu_memory"]
     assert memory["idle"] == [0, 2, 5]
     assert memory["all_idle"] is True
 
@@ -93,6 +93,8 @@ def test_bad_input_to_the_facts_gives_one_clear_error(lab: Lab, untouched: None)
     for arguments, said in (
         ({"gpus": ["9"]}, "GPU 9"),
         ({"expected_gpus": 9}, "9"),
+        ({"expected_gpus": 10**23}, "expected_gpus"),
+        ({"idle_memory_mib": 97887}, "but a card has only 97887 MiB"),
         ({"nvidia_smi_path": "/nowhere/nvidia-smi"}, "/nowhere/nvidia-smi"),
         ({"idle_memory_mib": -1}, "idle_memory_mib"),
     ):

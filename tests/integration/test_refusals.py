@@ -49,6 +49,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str | None, list[str]]] = {
     "a driver that hangs": ({"verified_restart_driver_timeout": 1}, "hang", ["within 1 s", "nothing was touched"]),
     "a driver that is not loaded": ({}, "no_driver", ["nothing was touched"]),
     "a driver that prints garbage": ({}, "garbage", ["nothing was touched"]),
+    "a node that cannot be reached": (
+        {"verified_restart_node": "no-such-node.invalid"},
+        None,
+        ["cannot all be read", "nothing was touched"],
+    ),
     "a lost card": ({}, "lost:3", ["GPU", "3", "nothing was touched"]),
     "a card that is lost while it is read": (
         {"verified_restart_expected_gpus": None},
@@ -86,7 +91,10 @@ def test_the_role_refuses(lab: Lab, name: str) -> None:
         ({"verified_restart_kill_patterns": []}, "verified_restart_kill_patterns is empty"),
         ({"verified_restart_health_timeout": 20}, "Give more than 20"),
         ({"verified_restart_verify_retries": 0}, "must be 1 or more"),
-        ({"verified_restart_engine": "triton"}, "verified_restart_engine"),
+        ({"verified_restart_engine": "triton"}, "must be one of: sglang, vllm, llamacpp, openai"),
+        ({"verified_restart_url": "not a url"}, "A server asked there would always seem hung"),
+        ({"verified_restart_gpus": []}, "Name at least one card"),
+        ({"verified_restart_expected_gpus": 0}, "Name at least one card"),
         ({"verified_restart_vmid": "abc"}, "verified_restart_vmid"),
     ],
 )
@@ -99,3 +107,19 @@ def test_variables_that_cannot_be_meant_fail_the_play_at_once(lab: Lab, variable
     if played.result is not None:
         assert played.result["outcome"] == "refused"
         assert said in played.result["reason"]
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_how_it_ended(lab: Lab) -> None:
+    played = play(lab, verified_restart_report_dir="/proc/nowhere", verified_restart_service="no-such.service")
+    assert played.rc != 0
+    said = " ".join(played.output.split())
+    assert "The result was not written to /proc/nowhere" in said
+    assert "refused: There is no systemd unit no-such.service" in said
+
+
+def test_variables_may_come_from_the_command_line_as_text(lab: Lab) -> None:
+    text = ["force=true", "expected_gpus=8", "idle_memory_mib=100", "vmid=129", "stop_retries=3", "verify_delay=1"]
+    options = [word for one in text for word in ("-e", f"verified_restart_{one}")]
+    played = play(lab, "--check", *options)
+    assert played.rc == 0, played.output
+    assert "Would stop sglang-kimi.service" in " ".join(played.output.split())
