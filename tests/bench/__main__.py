@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _on_a_node(directory: Path) -> list[str]:
-    """An argv before which a command sees /proc/driver/nvidia, as on a machine with the driver; only root can have that.
+    """An argv before which a command sees /proc/driver/nvidia, as on a machine with the driver. Only root can have it.
 
     It lists the lab's cards, in a mount namespace of the command's own. Without it the modules ask nvidia-smi -q.
     """
