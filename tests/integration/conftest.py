@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,10 @@ def make_lab() -> Iterator[MakeLab]:
     for lab, directory in labs:
         lab.down()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def standing_lab(scenario: str) -> Iterator[Lab]:
+    """A lab for all tests of a file, on LXC where it is there."""
+    with tempfile.TemporaryDirectory(prefix="gpuops lab ") as directory, Lab(directory, scenario, HAS_LXC) as lab:
+        yield lab

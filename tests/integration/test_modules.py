@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import HAS_LXC
+from tests.integration.conftest import HAS_LXC, standing_lab
 from tests.integration.play import alive, module
 from tests.integration.test_incident import server_pids, used
 from tests.lab.lab import Lab
@@ -21,10 +19,8 @@ from tests.lab.lab import Lab
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """One lab for the module: nothing here may change its server."""
-    directory = Path(tempfile.mkdtemp(prefix="gpuops lab "))
-    with Lab(directory, "healthy", container=HAS_LXC) as healthy:
+    with standing_lab("healthy") as healthy:
         yield healthy
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import HAS_LXC
+from tests.integration.conftest import standing_lab
 from tests.integration.play import play
 from tests.integration.test_incident import server_pids
 from tests.lab.lab import Lab
@@ -20,10 +17,8 @@ from tests.lab.lab import Lab
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """A lab whose server is down, so that detect is quick and a restart is wanted."""
-    directory = Path(tempfile.mkdtemp(prefix="gpuops lab "))
-    with Lab(directory, "dead", container=HAS_LXC) as dead:
+    with standing_lab("dead") as dead:
         yield dead
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str | None, list[str]]] = {
