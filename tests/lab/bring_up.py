@@ -87,7 +87,7 @@ def _make_cards(state: str, *, lxc: bool) -> None:
     if lxc:
         host.allow_devices(pathlib.Path(devices))
     make_nodes(devices, character=lxc)
-    lab_state.write_json(os.path.join(state, "faults.json"), {"nvidia_smi": None})
+    lab_state.write_json(os.path.join(state, "faults.json"), {})
 
 
 def _write_tools(state: str, *, lxc: bool) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import NamedTuple
 
 MODEL = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 MEMORY_TOTAL_MIB = 97887
@@ -21,19 +20,17 @@ _CHARACTER_MAJOR = 4
 _CHARACTER_FIRST_MINOR = 40
 
 
-class Card(NamedTuple):
+class Card:
     """One card.
 
     `minor` names its node (`nvidia<minor>`); `floor_mib` is what it shows when idle; `server_mib` is what the loaded
     server claims on it, so that `nvidia-smi` then shows floor + server.
     """
 
-    index: int  # type: ignore[assignment]  # it hides tuple.index, which nobody asks of a card
-    minor: int
-    pci_bus_id: str
-    uuid: str
-    floor_mib: int
-    server_mib: int
+    # Written out, here and in claims.py and procfs.py: importing typing takes longer than all that nvidia-smi does.
+    def __init__(self, index: int, minor: int, pci_bus_id: str, uuid: str, floor_mib: int, server_mib: int) -> None:
+        self.index, self.minor, self.pci_bus_id, self.uuid = index, minor, pci_bus_id, uuid
+        self.floor_mib, self.server_mib = floor_mib, server_mib
 
     @property
     def node_name(self) -> str:

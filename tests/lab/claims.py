@@ -6,13 +6,9 @@ cannot be seen from here, from the lock that they hold on the file. Two faults b
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
-import stat
 import time
-from typing import NamedTuple
 
 from tests.lab import procfs
 from tests.lab.cards import CARDS, CONTROL_NODE, UVM_NODE, Card
@@ -22,27 +18,29 @@ _UNFINISHED = "new-"
 _GONE = ".gone"
 
 
-class Holder(NamedTuple):
+class Holder:
     """A process that claims `mib` on a card."""
 
-    pid: int
-    mib: int
+    def __init__(self, pid: int, mib: int) -> None:
+        self.pid, self.mib = pid, mib
 
 
-class Usage(NamedTuple):
-    """What one card shows, its idle floor included, and who holds it."""
+class Usage:
+    """What one card shows, its idle floor included, and who holds it, by rising pid."""
 
-    used_mib: int
-    holders: list[Holder]
+    def __init__(self, used_mib: int, holders: list[Holder]) -> None:
+        self.used_mib, self.holders = used_mib, holders
 
 
-class _Claim(NamedTuple):
-    path: str
-    minor: int
-    mib: int
-    linger_s: float
-    leak: bool
-    file: procfs.FileId
+class _Claim:
+    """A claim file, read: one line of minor, MiB, seconds for which it lingers, 1 for a leak."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open(path, encoding="ascii") as stream:
+            minor, mib, linger_s, leak = stream.read().split()
+            self.file = _file_id(os.fstat(stream.fileno()))
+        self.minor, self.mib, self.linger_s, self.leak = int(minor), int(mib), float(linger_s), leak == "1"
 
 
 class HeldClaim:
@@ -65,8 +63,8 @@ class HeldClaim:
 
     def set_mib(self, mib: int) -> None:
         """Claim so much from now on. One write of fixed width: a reader sees the old text or the new."""
-        fields = {"minor": self._card.minor, "mib": mib, "linger_s": self._linger_s, "leak": self._leak}
-        os.pwrite(self._file, json.dumps(fields).ljust(_WIDTH).encode("ascii"), 0)
+        fields = "%d %d %g %d" % (self._card.minor, mib, self._linger_s, self._leak)
+        os.pwrite(self._file, fields.ljust(_WIDTH).encode("ascii"), 0)
 
 
 def open_nodes(devices: str, names: list[str]) -> list[int]:
@@ -90,33 +88,32 @@ def usage(state: str) -> dict[int, Usage]:
             if with_both or (not with_file and _stays_without_visible_holder(claim)):
                 used += claim.mib
                 holders += [Holder(pid, claim.mib) for pid in with_both]
-        answer[card.index] = Usage(used, sorted(holders))
+        answer[card.index] = Usage(used, sorted(holders, key=lambda holder: holder.pid))
     return answer
 
 
 def _read_claims(state: str) -> list[_Claim]:
     directory = os.path.join(state, "claims")
-    claims = []
-    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
-        if name.startswith(_UNFINISHED) or name.endswith(_GONE):
-            continue
-        path = os.path.join(directory, name)
-        with open(path, encoding="ascii") as stream:
-            fields = json.load(stream)
-            info = os.fstat(stream.fileno())
-        file = procfs.FileId(info.st_dev, info.st_ino, info.st_rdev)
-        claims.append(_Claim(path, fields["minor"], fields["mib"], fields["linger_s"], fields["leak"], file))
-    return claims
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    return [
+        _Claim(os.path.join(directory, name))
+        for name in names
+        if not name.startswith(_UNFINISHED) and not name.endswith(_GONE)
+    ]
 
 
 def _node_id(state: str, card: Card) -> procfs.FileId:
-    info = os.stat(os.path.join(state, "dev", card.node_name))
-    return procfs.FileId(info.st_dev, info.st_ino, info.st_rdev if stat.S_ISCHR(info.st_mode) else 0)
+    return _file_id(os.stat(os.path.join(state, "dev", card.node_name)))
+
+
+def _file_id(info: os.stat_result) -> procfs.FileId:
+    return info.st_dev, info.st_ino, info.st_rdev
 
 
 def _holds_node(files: set[procfs.FileId], node: procfs.FileId) -> bool:
-    if node.rdev:  # a container has a node of its own, with another inode: the device number tells
-        return any(file.rdev == node.rdev for file in files)
+    number = node[2]
+    if number:  # a container has a node of its own, with another inode: the device number tells
+        return any(file[2] == number for file in files)
     return node in files
 
 
@@ -140,6 +137,6 @@ def _is_locked(path: str) -> bool:
 def _gone_since(path: str) -> float:
     """When somebody first saw the claim without a holder (seconds since the epoch): now, if nobody did before."""
     marker = path + _GONE
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    if not os.path.exists(marker):
+        os.close(os.open(marker, os.O_RDONLY | os.O_CREAT, 0o666))
     return os.stat(marker).st_mtime

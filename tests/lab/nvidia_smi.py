@@ -230,9 +230,11 @@ def _app_rows(state: str, cards: list[Card]) -> list[dict[str, str]]:
 
     Inside a container the driver's pids mean nothing, and the real one shows no process.
     """
+    usage = claims.usage(state)
+    if not any(one.holders for one in usage.values()):
+        return []
     if procfs.pid_namespace("self") != lab_state.config(state).get("pid_namespace"):
         return []
-    usage = claims.usage(state)
     rows = []
     for card in cards:
         for holder in usage[card.index].holders:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NamedTuple
 
 _SIGKILL = 9
 
 
-class Stat(NamedTuple):
+FileId = tuple[int, int, int]
+"""What an open descriptor refers to, the same in every mount namespace: st_dev, st_ino, st_rdev."""
+
+
+class Stat:
     """From /proc/PID/stat. `start_time` is in clock ticks since boot; with `pid` it identifies a process."""
 
-    pid: int
-    name: str
-    state: str
-    parent: int
-    start_time: int
-    arg_start: int
-    arg_end: int
-
-
-class FileId(NamedTuple):
-    """What an open descriptor refers to: the same in every mount namespace."""
-
-    device: int
-    inode: int
-    rdev: int
+    def __init__(self, pid: int, name: str, fields: list[str]) -> None:
+        self.pid, self.name = pid, name
+        self.state, self.parent, self.start_time = fields[0], int(fields[1]), int(fields[19])
+        self.arg_start, self.arg_end = int(fields[45]), int(fields[46])
 
 
 def pids() -> list[int]:
@@ -43,10 +35,7 @@ def read_stat(pid: int) -> Stat | None:
         return None
     # The name may hold blanks and brackets: it ends at the last bracket.
     before, _bracket, after = text.rpartition(")")
-    fields = after.split()
-    return Stat(
-        pid, before.partition("(")[2], fields[0], int(fields[1]), int(fields[19]), int(fields[45]), int(fields[46])
-    )
+    return Stat(pid, before.partition("(")[2], after.split())
 
 
 def command(pid: int) -> str:
@@ -136,7 +125,7 @@ def _descriptors(directory: str) -> set[FileId]:
             info = os.stat("%s/%s" % (directory, name))
         except OSError:
             continue
-        found.add(FileId(info.st_dev, info.st_ino, info.st_rdev))
+        found.add((info.st_dev, info.st_ino, info.st_rdev))
     return found
 
 

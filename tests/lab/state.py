@@ -13,10 +13,12 @@ What lies there:
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from typing import Any, cast
+
+TYPE_CHECKING = False  # as typing has it, which nvidia-smi has no time to import
+if TYPE_CHECKING:
+    from typing import Any
 
 MARK = "GPUOPS_LAB_STATE"
 """Environment variable of every long-lived process of a lab; its value is the real path of the state directory."""
@@ -40,13 +42,24 @@ def read_json(path: str) -> dict[str, Any]:
     """The object in a JSON file; empty when there is no such file, or half of one."""
     try:
         with open(path, encoding="utf-8") as stream:
-            return cast("dict[str, Any]", json.load(stream))
-    except (FileNotFoundError, ValueError):
+            text = stream.read()
+    except FileNotFoundError:
         return {}
+    if text.strip() in ("", "{}"):
+        return {}
+    import json  # only here and below: it costs a call of nvidia-smi a fifth of its time
+
+    try:
+        value: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
+    return value
 
 
 def write_json(path: str, value: object) -> None:
     """Replace a file in one step, so that nobody reads half of it."""
+    import json
+
     partial = "%s.%d" % (path, os.getpid())
     with open(partial, "w", encoding="utf-8") as stream:
         json.dump(value, stream, indent=1)
