@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional, Protocol, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import (
     ContainerStatus,
+    container_frozen,
     container_status,
     frozen,
-    is_container_init,
     members,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
+from ansible_collections.gpuops.inference.plugins.module_utils._offspring import Ended, Limits, end, starter_of
 from ansible_collections.gpuops.inference.plugins.module_utils._pct_exec import PctContainer, may_signal
-from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process
 from ansible_collections.gpuops.inference.plugins.module_utils._results import (
     process_diff,
     process_result,
@@ -37,8 +38,6 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
     Signaller,
     Survivor,
     Termination,
-    terminate,
-    watch,
 )
 
 
@@ -64,6 +63,9 @@ class View(Protocol):
     def look(self) -> Selection:
         """What matches now."""
 
+    def lineage(self, process: Process) -> Sequence[Process]:
+        """See Scene.lineage."""
+
     def result(self, process: Process) -> dict[str, Any]:
         """The process as it is returned."""
 
@@ -76,57 +78,66 @@ def kill_processes(request: KillRequest, machine: Machine) -> dict[str, Any]:
     """Kill what matches and look again. Returns the result; raises ContainerError before any signal is sent."""
     status = container_status(request.vmid, runner=machine.runner, pct_path=request.pct_path)
     if status.status != "running":
-        return _result(request, status.status, None, Selection((), ()), Termination(), [], str)
+        return _result(request, status.status, None, Selection((), ()), Ended(Termination()))
     view, selection = _first_look(request, status, machine)
     _refuse_init_only(request.vmid, selection)
-    termination = terminate(
+    ended = end(
         selection.targets,
+        _Scene(view),
         view.signaller,
-        term_timeout=request.term_timeout,
-        kill_timeout=request.kill_timeout,
+        limits=Limits(request.term_timeout, request.kill_timeout, request.respawn_timeout),
         clock=machine.clock,
+        dry_run=machine.dry_run,
     )
-    newcomers: list[Process] = []
-    if termination.signalled and not machine.dry_run:
-        known = {process.identity for process in selection.targets}
-        newcomers = watch(lambda: _targets(view), known, seconds=request.respawn_timeout, clock=machine.clock)
-    return _result(request, status.status, view.via, selection, termination, newcomers, view.result)
+    return _result(request, status.status, view, selection, ended)
 
 
-def _targets(view: View) -> tuple[Process, ...]:
-    """What matches now: nothing, when the container has gone down meanwhile."""
-    try:
-        return view.look().targets
-    except ContainerError as exc:
-        if exc.reason not in ("ct_not_visible", "ct_not_running"):
-            raise
-        return ()
+class _Scene:
+    """The container while it is being cleaned up. Nobody is in it any more once it has gone down."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.lineage = view.lineage
+
+    def targets(self) -> Sequence[Process]:
+        """See Scene.targets."""
+        try:
+            return self._view.look().targets
+        except ContainerError as exc:
+            if exc.reason not in ("ct_not_visible", "ct_not_running"):
+                raise
+            return ()
 
 
 def _result(
-    request: KillRequest,
-    status: str,
-    via: Optional[str],
-    selection: Selection,
-    termination: Termination,
-    newcomers: list[Process],
-    describe: Callable[[Process], Any],
+    request: KillRequest, status: str, view: Optional[View], selection: Selection, ended: Ended
 ) -> dict[str, Any]:
-    def survivor(one: Survivor) -> dict[str, Any]:
-        return {**describe(one.process), "reason": one.reason, "wchan": one.wchan}
+    """``view`` None: nobody was looked at, since the container does not run."""
 
-    matched = [describe(process) for process in selection.targets]
-    survivors = [survivor(one) for one in termination.survivors]
-    respawned = [survivor(Survivor(process, RESPAWNED)) for process in newcomers]
+    def described(*processes: Process) -> list[dict[str, Any]]:
+        return [view.result(process) for process in processes] if view is not None else []
+
+    def left(one: Survivor) -> dict[str, Any]:
+        return {**described(one.process)[0], "reason": one.reason, "wchan": one.wchan}
+
+    def again(process: Process) -> dict[str, Any]:
+        assert view is not None
+        by = starter_of(process, view.lineage(process), view.result)
+        return {**left(Survivor(process, RESPAWNED)), "started_by": by}
+
+    termination = ended.termination
+    matched = described(*selection.targets)
+    survivors = [left(one) for one in termination.survivors]
+    respawned = [again(process) for process in ended.respawned]
     return {
         "changed": termination.signalled,
         "vmid": request.vmid,
         "container_status": status,
-        "via": via,
+        "via": view.via if view is not None else None,
         "matched": matched,
-        "spared": [{**describe(one.process), "reason": one.reason} for one in selection.spared],
-        "terminated": [describe(process) for process in termination.terminated],
-        "killed": [describe(process) for process in termination.killed],
+        "spared": [{**described(one.process)[0], "reason": one.reason} for one in selection.spared],
+        "terminated": described(*termination.terminated),
+        "killed": described(*termination.killed),
         "survivors": survivors,
         "respawned": respawned,
         "diff": process_diff(matched, survivors + respawned),
@@ -146,6 +157,8 @@ def _refuse_init_only(vmid: int, selection: Selection) -> None:
 
 def _first_look(request: KillRequest, status: ContainerStatus, machine: Machine) -> tuple[View, Selection]:
     """From the node where this account sees the container and may signal what matches there, else through pct."""
+    if container_frozen(status, machine.procfs):
+        raise _frozen_error(request.vmid)
     if request.via != "pct":
         host = HostView(request, status, machine)
         try:
@@ -155,10 +168,20 @@ def _first_look(request: KillRequest, status: ContainerStatus, machine: Machine)
                 raise
         else:
             if request.via == "host" or may_signal(selection.targets):
-                host.refuse_frozen(selection)
+                if any(frozen(process) for process in selection.targets):
+                    raise _frozen_error(request.vmid)
                 return host, selection
     view = PctView(request, machine)
     return view, view.look()
+
+
+def _frozen_error(vmid: int) -> ContainerError:
+    return ContainerError(
+        f"Container {vmid} is frozen (a suspend-mode backup does that). What is in it acts on no signal until it is "
+        "thawed, so none was sent. Wait for the backup, or thaw it (lxc-unfreeze).",
+        reason="ct_frozen",
+        vmid=vmid,
+    )
 
 
 class HostView:
@@ -171,7 +194,7 @@ class HostView:
         self._status = status
         self._machine = machine
         self._ourselves = frozenset(machine.procfs.ancestors(os.getpid()))
-        self._members: list[Process] = []
+        self._members: set[Identity] = set()
 
     @property
     def signaller(self) -> Signaller:
@@ -180,27 +203,20 @@ class HostView:
 
     def look(self) -> Selection:
         """See View.look."""
-        self._members = members(self._status, self._machine.procfs.processes(), self._machine.procfs)
+        inside = members(self._status, self._machine.procfs)
+        self._members.update(process.identity for process in inside)
         return select_matching(
-            self._members, patterns=self._request.patterns, exclude=self._request.exclude, ourselves=self._ourselves
+            inside, patterns=self._request.patterns, exclude=self._request.exclude, ourselves=self._ourselves
         )
+
+    def lineage(self, process: Process) -> Sequence[Process]:
+        """See Scene.lineage."""
+        return self._machine.procfs.lineage(process)
 
     def result(self, process: Process) -> dict[str, Any]:
         """See View.result."""
-        return {**process_result(process, self._machine.procfs), "vmid": self._request.vmid}
-
-    def refuse_frozen(self, selection: Selection) -> None:
-        """Raise ContainerError when the container, or what matches in it, is frozen: no signal takes effect then, and
-        the next step would be wrong.
-        """
-        inits = [process for process in self._members if is_container_init(process)]
-        if any(frozen(process) for process in (*inits, *selection.targets)):
-            raise ContainerError(
-                f"Container {self._request.vmid} is frozen (a suspend-mode backup does that). Signals take no effect "
-                "until it is thawed, so none was sent. Wait for the backup, or thaw it (lxc-unfreeze).",
-                reason="ct_frozen",
-                vmid=self._request.vmid,
-            )
+        result = process_result(process, self._machine.procfs)
+        return {**result, "vmid": self._request.vmid} if process.identity in self._members else result
 
 
 class PctView:
@@ -211,7 +227,7 @@ class PctView:
     def __init__(self, request: KillRequest, machine: Machine) -> None:
         self._request = request
         self._machine = machine
-        self._names: dict[int, str] = {}
+        self._listed: dict[int, Process] = {}
         self._redact = redact
         self._container = PctContainer(
             request.vmid, runner=machine.runner, pct_path=request.pct_path, timeout=request.pct_timeout
@@ -225,7 +241,7 @@ class PctView:
     def look(self) -> Selection:
         """See View.look."""
         listing = self._container.list_processes()
-        self._names = {process.pid: process.name for process in listing.processes}
+        self._listed = {process.pid: process for process in listing.processes}
         self._redact = redact_glued if listing.glued else redact
         return select_matching(
             listing.processes,
@@ -234,14 +250,22 @@ class PctView:
             ourselves={listing.shell_pid},
         )
 
+    def lineage(self, process: Process) -> Sequence[Process]:
+        """See Scene.lineage. As the last look showed it."""
+        above: list[Process] = []
+        while process.parent_pid in self._listed:
+            process = self._listed[process.parent_pid]
+            above.append(process)
+        return above
+
     def result(self, process: Process) -> dict[str, Any]:
         """See View.result. The pids are the container's; the node's stay unknown."""
-        parent = self._names.get(process.parent_pid)
+        parent = self._listed.get(process.parent_pid)
         return {
             **process_result(process, self._machine.procfs),
             "pid": None,
             "container_pid": process.pid,
             "vmid": self._request.vmid,
             "command": self._redact(process.command),
-            "parent": {"pid": process.parent_pid, "name": parent} if parent is not None else None,
+            "parent": {"pid": parent.pid, "name": parent.name} if parent is not None else None,
         }

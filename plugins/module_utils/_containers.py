@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Iterable, NamedTuple, Optional
+from typing import Iterable, Iterator, NamedTuple, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner, describe_exit
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
-from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import (
+    Process,
+    ProcFs,
+    first_number,
+    parse_cgroups,
+)
 
 # Proxmox: /lxc/129/ns/...; plain LXC: /lxc.payload.129/...; the monitor (/lxc.monitor/129) is not in the container.
-_CGROUP = re.compile(r"^/lxc(?:/|\.payload\.)(\d+)(?:/|$)")
+_CGROUP = re.compile(r"^/lxc(?:/|\.payload\.)([0-9]{1,9})(?:/|$)")
+
+_CGROUP_ROOT = "/sys/fs/cgroup"
 
 # pct is a Perl program that reads the whole cluster configuration: seconds, not minutes.
 PCT_TIMEOUT = 30.0
@@ -31,11 +38,11 @@ class ContainerStatus(NamedTuple):
 
 def vmid_of(process: Process) -> Optional[int]:
     """The VMID in the process's cgroup path; the outermost one for a container within a container."""
-    for path in process.cgroups:
-        found = _CGROUP.match(path)
-        if found:
-            return int(found[1])
-    return None
+    return _vmid_in(process.cgroups)
+
+
+def _vmid_in(cgroups: Iterable[str]) -> Optional[int]:
+    return next((int(found[1]) for found in map(_CGROUP.match, cgroups) if found), None)
 
 
 def container_pid_of(process: Process) -> Optional[int]:
@@ -54,11 +61,11 @@ def container_status(vmid: int, *, runner: Runner, pct_path: str) -> ContainerSt
     values = dict(_KEY_VALUE.findall(answer.stdout))
     if answer.rc != 0 or "status" not in values:
         raise classify_pct_failure(vmid, answer)
-    pid = values.get("pid", "")
+    pid = first_number(values.get("pid", ""))
     return ContainerStatus(
         vmid=vmid,
         status=values["status"],
-        init_pid=int(pid) if pid.isdigit() and int(pid) > 1 else None,
+        init_pid=pid if pid is not None and pid > 1 else None,
         lock=values.get("lock"),
     )
 
@@ -107,30 +114,41 @@ def _node_of(vmid: int, path: str = "/etc/pve/.vmlist") -> Optional[str]:
         return None
 
 
-def members(status: ContainerStatus, processes: Iterable[Process], procfs: ProcFs) -> list[Process]:
+class _Place(NamedTuple):
+    """Where a process stands. Two files tell it; a whole Process takes five, and a node has thousands of processes."""
+
+    pid: int
+    start_ticks: int
+    parent_pid: int
+    vmid: Optional[int]
+
+
+def members(status: ContainerStatus, procfs: ProcFs) -> list[Process]:
     """The processes of a running container: in its cgroup, in its init's pid namespace, or below its init.
 
     The cgroup is Proxmox's own mark. The namespace also finds what came in without it, and is the only mark where the
     node has no cgroup for the container. Raises ContainerError when a running container shows no process at all: then
     our view is wrong.
     """
-    everyone = list(processes)
+    places = list(_places(procfs))
     # Whoever has the init's pid but is nobody's init has got it anew: the container went down since pct was asked.
-    init = next((one for one in everyone if one.pid == status.init_pid and is_container_init(one)), None)
+    init = procfs.process(status.init_pid) if status.init_pid is not None else None
+    if init is not None and not is_container_init(init):
+        init = None
     marked = init is None or vmid_of(init) == status.vmid
     namespace = procfs.pid_namespace(init.pid) if init is not None else None
-    below = _descendants(init.pid, everyone) if init is not None else set()
+    below = _descendants(init.pid, places) if init is not None else set()
     # An init in our own namespace would make every process of the machine a member.
     foreign = namespace is not None and namespace != procfs.pid_namespace_of_reader()
 
-    def inside(process: Process) -> bool:
-        vmid = vmid_of(process)
-        if vmid is not None:
+    def inside(place: _Place) -> bool:
+        if place.vmid is not None:
             # Where the container's own init does not carry the mark, whoever does belongs to a namesake of it.
-            return marked and vmid == status.vmid
-        return process.pid in below or (foreign and procfs.pid_namespace(process.pid) == namespace)
+            return marked and place.vmid == status.vmid
+        return place.pid in below or (foreign and procfs.pid_namespace(place.pid) == namespace)
 
-    found = [process for process in everyone if inside(process)]
+    read = ((place, procfs.process(place.pid)) for place in places if inside(place))
+    found = [process for place, process in read if process is not None and process.start_ticks == place.start_ticks]
     if not found:
         raise ContainerError(
             f"Container {status.vmid} runs, but none of its processes can be seen from here. "
@@ -141,11 +159,20 @@ def members(status: ContainerStatus, processes: Iterable[Process], procfs: ProcF
     return found
 
 
-def _descendants(root: int, processes: list[Process]) -> set[int]:
+def _places(procfs: ProcFs) -> Iterator[_Place]:
+    """Every process of the machine but the kernel's threads, which are no container's."""
+    for pid in procfs.pids():
+        stat = procfs.stat(pid)
+        if stat is not None and not stat.kernel_thread:
+            cgroups = parse_cgroups(procfs.read_text(pid, "cgroup") or "")
+            yield _Place(pid, stat.start_ticks, stat.parent_pid, _vmid_in(cgroups))
+
+
+def _descendants(root: int, places: list[_Place]) -> set[int]:
     """``root`` and everything below it by parent."""
     children: dict[int, list[int]] = {}
-    for process in processes:
-        children.setdefault(process.parent_pid, []).append(process.pid)
+    for place in places:
+        children.setdefault(place.parent_pid, []).append(place.pid)
     found: set[int] = set()
     waiting = [root]
     while waiting:
@@ -156,19 +183,29 @@ def _descendants(root: int, processes: list[Process]) -> set[int]:
     return found
 
 
-def frozen(process: Process, cgroup_root: str = "/sys/fs/cgroup") -> bool:
-    """Whether the cgroup of a process is frozen (suspend-mode backup): then no signal, not even SIGKILL, takes
-    effect.
+def container_frozen(status: ContainerStatus, procfs: ProcFs) -> bool:
+    """Whether the container as a whole is frozen, seen from the node: a command that enters it would hang."""
+    init = procfs.process(status.init_pid) if status.init_pid is not None else None
+    if init is not None and is_container_init(init):
+        return frozen(init)
+    vmid = status.vmid
+    return any(_frozen_cgroup(path) for path in (f"/lxc/{vmid}", f"/lxc/{vmid}/ns", f"/lxc.payload.{vmid}"))
+
+
+def frozen(process: Process, cgroup_root: str = _CGROUP_ROOT) -> bool:
+    """Whether the cgroup of a process is frozen (a suspend-mode backup, a paused Docker container).
+
+    It acts on no signal then, but for SIGKILL in cgroup v2 (Documentation/admin-guide/cgroup-v2.rst, cgroup.freeze).
     """
-    for path in process.cgroups:
-        for tree in ("", "unified"):
-            text = (
-                ProcFs(cgroup_root).read_text(*(part for part in (tree, path.strip("/"), "cgroup.events") if part))
-                or ""
-            )
-            if re.search(r"(?m)^frozen 1$", text):
-                return True
-        state = ProcFs(cgroup_root).read_text("freezer", path.strip("/"), "freezer.state")
-        if state is not None and state.strip() != "THAWED":
+    return any(_frozen_cgroup(path, cgroup_root) for path in process.cgroups)
+
+
+def _frozen_cgroup(path: str, root: str = _CGROUP_ROOT) -> bool:
+    """Ask cgroup v2, alone or beside v1, and v1's freezer."""
+    files = ProcFs(root)
+    for tree in ("", "unified"):
+        events = files.read_text(*(part for part in (tree, path.strip("/"), "cgroup.events") if part))
+        if re.search(r"(?m)^frozen 1$", events or ""):
             return True
-    return False
+    state = files.read_text("freezer", path.strip("/"), "freezer.state")
+    return state is not None and state.strip() != "THAWED"

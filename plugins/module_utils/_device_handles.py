@@ -13,33 +13,29 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import re
 import stat
-from dataclasses import dataclass, field
-from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
+from typing import Collection, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import InputError
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import (
+    FD,
+    MAPPING,
+    THREAD_FD,
+    DeviceNumber,
+    Handle,
+    HandleReader,
+    find_suspects,
+    number_of,
+)
+from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, file_of
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
 
 # The kinds of evidence, best first; part of what the modules return.
 DRIVER = "driver"
-FD = "fd"
-THREAD_FD = "thread_fd"
-MAPPING = "mapping"
 _EVIDENCE_ORDER = (DRIVER, FD, THREAD_FD, MAPPING)
 
 # A CUDA context opens this node beside the card; whoever only watches through NVML does not.
 COMPUTE_NODE = "nvidia-uvm"
-
-_SPAN = re.compile(r"^[0-9a-f]+-[0-9a-f]+$")
-
-
-class DeviceNumber(NamedTuple):
-    """What makes two open handles the same thing: the number of a device, or device and inode of anything else."""
-
-    kind: str
-    major: int
-    minor: int
 
 
 class Device(NamedTuple):
@@ -50,15 +46,22 @@ class Device(NamedTuple):
     gpu: Optional[int] = None
 
 
-@dataclass
 class Holder:
     """A process that holds at least one of the devices. ``compute_context``: it also holds the node that CUDA opens."""
 
-    process: Process
-    gpus: set[int] = field(default_factory=set)
-    devices: set[str] = field(default_factory=set)
-    evidence: set[str] = field(default_factory=set)
-    compute_context: bool = False
+    def __init__(
+        self,
+        process: Process,
+        gpus: Iterable[int] = (),
+        devices: Iterable[str] = (),
+        evidence: Iterable[str] = (),
+        compute_context: bool = False,
+    ) -> None:
+        self.process = process
+        self.gpus = set(gpus)
+        self.devices = set(devices)
+        self.evidence = set(evidence)
+        self.compute_context = compute_context
 
     @property
     def evidence_list(self) -> list[str]:
@@ -71,14 +74,6 @@ class Scan(NamedTuple):
 
     holders: tuple[Holder, ...]
     unreadable: int
-
-
-def number_of(status: os.stat_result) -> DeviceNumber:
-    """The identity behind a handle."""
-    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
-        kind = "char" if stat.S_ISCHR(status.st_mode) else "block"
-        return DeviceNumber(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
-    return DeviceNumber("inode", status.st_dev, status.st_ino)
 
 
 def card_device(directory: str, minor: int, gpu: Optional[int], label: object = None) -> Device:
@@ -144,98 +139,61 @@ def compute_node(directory: str) -> Optional[DeviceNumber]:
         return None
 
 
-def find_holders(devices: Sequence[Device], compute: Optional[DeviceNumber], procfs: ProcFs) -> Scan:
-    """Look into every process: its handles, its threads' handles where it shows none itself, and its mappings."""
+def find_holders(
+    devices: Sequence[Device],
+    compute: Optional[DeviceNumber],
+    procfs: ProcFs,
+    pids: Optional[Collection[int]] = None,
+) -> Scan:
+    """Look into every process: its handles, its threads' handles where it shows none itself, and its mappings.
+
+    With ``pids`` only into these, where it is known that nobody else matters.
+    """
     wanted: dict[DeviceNumber, list[Device]] = {}
     for device in devices:
         wanted.setdefault(device.number, []).append(device)
-    mapped = _Mappings(procfs)
-    holders: list[Holder] = []
-    unreadable = 0
-
-    def look(pid: int) -> list[tuple[str, DeviceNumber]]:
-        """Its handles and mappings; none where it holds nothing that is wanted. Raises PermissionError."""
-        handles = [*_handles(pid, procfs), *((MAPPING, number) for number in mapped.numbers(pid))]
-        return handles if any(number in wanted for _kind, number in handles) else []
-
-    for pid in procfs.pids() if wanted else ():
+    if not wanted:
+        return Scan((), 0)
+    reader = HandleReader(frozenset((*wanted, *(() if compute is None else (compute,)))), procfs, _nodes(devices))
+    suspects, unreadable = find_suspects(procfs.pids() if pids is None else pids, reader)
+    holders = []
+    for pid in suspects:
         try:
-            process = procfs.process(pid) if look(pid) else None
+            process = procfs.process(pid)
             # Only now is it known whose handles they are: the pid may have been given to another process meanwhile.
-            handles = look(pid) if process is not None else []
+            handles = reader.handles(pid) if process is not None else []
         except PermissionError:
             unreadable += 1
             continue
-        if not handles or process is None or procfs.look_again(process) is None:
+        if process is None or procfs.look_again(process) is None:
             continue
-        holder = Holder(process, compute_context=any(number == compute for _kind, number in handles))
-        for kind, number in handles:
-            for device in wanted.get(number, ()):
-                holder.devices.add(device.path)
-                holder.evidence.add(kind)
-                if device.gpu is not None:
-                    holder.gpus.add(device.gpu)
-        holders.append(holder)
+        if any(handle.number in wanted for handle in handles):
+            holders.append(_holder(process, handles, wanted, compute))
     return Scan(tuple(holders), unreadable)
 
 
-def _handles(pid: int, procfs: ProcFs) -> Iterator[tuple[str, DeviceNumber]]:
-    """Handles of a process. The leader's table is empty once it has exited; its living threads still show theirs."""
-    numbers = list(_numbers_in(procfs.path(pid, "fd")))
-    if numbers:
-        yield from ((FD, number) for number in numbers)
-        return
-    task_directory = procfs.path(pid, "task")
-    try:
-        tasks = os.listdir(task_directory)
-    except OSError:
-        return
-    for task in tasks:
-        if task != str(pid):
-            yield from ((THREAD_FD, number) for number in _numbers_in(os.path.join(task_directory, task, "fd")))
+def _holder(
+    process: Process,
+    handles: Sequence[Handle],
+    wanted: Mapping[DeviceNumber, Sequence[Device]],
+    compute: Optional[DeviceNumber],
+) -> Holder:
+    holder = Holder(process, compute_context=any(handle.number == compute for handle in handles))
+    for evidence, number in handles:
+        for device in wanted.get(number, ()):
+            holder.devices.add(device.path)
+            holder.evidence.add(evidence)
+            if device.gpu is not None:
+                holder.gpus.add(device.gpu)
+    return holder
 
 
-def _numbers_in(directory: str) -> Iterator[DeviceNumber]:
-    """Raises PermissionError where the table may not be read; yields nothing where it is gone."""
-    try:
-        names = os.listdir(directory)
-    except PermissionError:
-        raise
-    except OSError:
-        return
-    for name in names:
-        try:
-            yield number_of(os.stat(os.path.join(directory, name)))
-        except OSError:
-            continue
-
-
-class _Mappings:
-    """Mapped files of a process. Libraries repeat in every process, so what a (filesystem, inode) is gets asked
-    once.
-    """
-
-    def __init__(self, procfs: ProcFs) -> None:
-        self._procfs = procfs
-        self._known: dict[tuple[str, str], Optional[DeviceNumber]] = {}
-
-    def numbers(self, pid: int) -> Iterator[DeviceNumber]:
-        """The numbers behind the mappings of ``pid``; nothing where they may not be read."""
-        # Not splitlines: a file's name may hold what that takes for an end of the line, and so forge the next.
-        for line in (self._procfs.read_text(pid, "maps") or "").split("\n"):
-            # start-end perms offset dev inode [path], proc(5)
-            fields = line.split(None, 5)
-            if len(fields) < 6 or fields[4] == "0" or not _SPAN.match(fields[0]):
-                continue
-            key = (fields[3], fields[4])
-            if key not in self._known:
-                try:
-                    self._known[key] = number_of(os.stat(self._procfs.path(pid, "map_files", fields[0])))
-                except PermissionError:
-                    self._known[key] = None
-                except OSError:
-                    # This process has let go of it. The next one may not have.
-                    continue
-            number = self._known[key]
-            if number is not None:
-                yield number
+def _nodes(devices: Iterable[Device]) -> dict[File, DeviceNumber]:
+    """The numbers of the nodes by file, as far as the paths still lead to them."""
+    found = {}
+    for device in devices:
+        with contextlib.suppress(OSError):
+            status = os.stat(device.path)
+            if number_of(status) == device.number:
+                found[file_of(status)] = device.number
+    return found

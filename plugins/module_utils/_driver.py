@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import sys
 import time
 from dataclasses import replace
 from typing import Callable, NamedTuple, Optional, Sequence
 
-from ansible_collections.gpuops.inference.plugins.module_utils import _nvidia_smi, _nvml
+from ansible_collections.gpuops.inference.plugins.module_utils import _nvidia_smi
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import CommandError, GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import (
@@ -22,8 +24,8 @@ from ansible_collections.gpuops.inference.plugins.module_utils._gpus import (
     unreadable_gpu,
 )
 
-_MINOR = re.compile(r"(?m)^Device Minor:\s*([0-9]{1,6})\s*$")
-_EXCLUDED = re.compile(r"(?mi)^GPU Excluded:\s*Yes\s*$")
+_MINOR = re.compile(r"(?m)^Device Minor:[ \t]*([0-9]{1,6})[ \t]*$")
+_EXCLUDED = re.compile(r"(?mi)^GPU Excluded:[ \t]*Yes[ \t]*$")
 
 
 def read_driver(
@@ -33,6 +35,7 @@ def read_driver(
     nvidia_smi_path: str,
     timeout: float,
     processes: bool = True,
+    minors: bool = True,
     proc_root: str = "/proc",
     device_directory: str = "/dev",
     clock: Callable[[], float] = time.monotonic,
@@ -40,8 +43,8 @@ def read_driver(
     """All cards of the machine, and who computes on them. ``backend``: ``auto``, ``nvml`` or ``nvidia_smi``.
 
     ``timeout`` (seconds) is for the whole reading: once it has run out nothing more is started, because a driver that
-    hangs would only hang the next caller too. Raises CommandError (``timeout``, ``not_installed``) and DriverError with
-    reason, rc, stdout and stderr.
+    hangs would only hang the next caller too. Without ``minors`` a minor that /proc does not tell stays unknown.
+    Raises CommandError (``timeout``, ``not_installed``) and DriverError with reason, rc, stdout and stderr.
     """
     limit = _TimeLimit(runner, timeout, clock)
 
@@ -53,7 +56,10 @@ def read_driver(
         return limit.run(argv, "NVML (nvidia-ml-py)")
 
     reading, nvml_error = None, None
-    if backend == "nvml" or (backend == "auto" and _nvml.is_importable() and _nvml.has_library()):
+    if backend == "nvml" or (backend == "auto" and has_nvml_binding() and has_nvml_library()):
+        # Only here: most machines have no nvidia-ml-py, and every import costs a module that has nothing to do.
+        from ansible_collections.gpuops.inference.plugins.module_utils import _nvml
+
         try:
             reading = _nvml.read(ask_nvml, processes=processes)
         except GpuopsError as exc:
@@ -69,9 +75,28 @@ def read_driver(
             raise
     reading = join_proc(reading, cards_in_proc(proc_root), device_directory)
     without = [gpu for gpu in reading.gpus if gpu.minor is None and gpu.error is None and gpu.pci_bus_id is not None]
-    if not without or reading.backend != "nvidia_smi":
+    if not minors or not without or reading.backend != "nvidia_smi":
         return reading
     return _with_minors(reading, _nvidia_smi.read_minors(ask_nvidia_smi, without))
+
+
+def has_nvml_binding() -> bool:
+    """Whether pynvml is there for this interpreter at all. Costs a look into the search path, not a process."""
+    try:
+        return bool(sys.executable) and importlib.util.find_spec("pynvml") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def has_nvml_library() -> bool:
+    """Whether the driver's library can be loaded here. That alone does not talk to the driver, so it cannot hang."""
+    import ctypes  # only here: most machines without nvidia-ml-py never need it
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 class _TimeLimit:
@@ -155,7 +180,7 @@ def join_proc(reading: DriverReading, cards: Sequence[ProcCard], device_director
 
 def _text(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as stream:
             return stream.read()
     except OSError:
         return ""

@@ -66,6 +66,7 @@ def gather(request: FactsRequest, *, runner: Runner, procfs: ProcFs) -> MemoryFa
     gpus = reading.gpus if request.gpus is None else select_gpus(reading.gpus, request.gpus)
     _refuse_all_idle(gpus, request.idle_memory_mib)
     facts = build(reading, gpus, request.idle_memory_mib, processes_by_card(reading.compute_processes, procfs))
+    facts["host_pid_namespace"] = procfs.in_host_pid_namespace()
     if request.expected_gpus is not None:
         require_expected(reading.gpus, request.expected_gpus, facts)
     return MemoryFacts(facts, reading.warnings)

@@ -57,7 +57,7 @@ _ROW = re.compile(r"\s*(?:[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/_-]+|\[[^\[\],]*\])\s*,"
 _UNREADABLE = re.compile(r"\[.*\]|N/A|Not Supported|Insufficient Permissions|Unknown Error|", re.IGNORECASE)
 _LISTED = re.compile(r"GPU ([0-9]{1,6}): .*\(UUID: ")
 _BLOCK = re.compile(r"GPU ([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s*")
-_MINOR = re.compile(r"\s+Minor Number\s*:\s*([0-9]{1,6})\s*")
+_MINOR = re.compile(r"\s+Minor Number\s*:(.*)")
 # `GPU3: 0000:34:00.0: Unknown Error`, `GPU0000:02:00.0: Unknown Error`, `gpu 0000:18:00.0: Unknown Error`
 _HANDLE = re.compile(
     r"unable to determine the device handle for gpu\s*(?:([0-9]{1,3}):?\s+)?"
@@ -159,7 +159,7 @@ def parse_table(stdout: str, fields: Sequence[str]) -> Table:
     rows: list[dict[str, str]] = []
     whole: list[bool] = []
     sentences: list[str] = []
-    for line in stdout.splitlines():
+    for line in _lines(stdout):
         if not _ROW.match(line):
             sentences.extend([line.strip()] if line.strip() else [])
             continue
@@ -253,22 +253,27 @@ def parse_list(stdout: str) -> tuple[tuple[int, ...], tuple[Gpu, ...]]:
     """Of ``nvidia-smi -L``: the indices of the cards that answer (MIG devices are indented, and are no cards), and the
     dead.
     """
-    lines = stdout.splitlines()
+    lines = _lines(stdout)
     listed = [int(found[1]) for found in map(_LISTED.match, lines) if found]
     return tuple(dict.fromkeys(listed)), _dead(lines)
 
 
 def parse_minors(stdout: str) -> dict[str, int]:
-    """Of ``nvidia-smi -q``: bus id -> minor. ``N/A`` stays away."""
-    minors: dict[str, int] = {}
+    """Of ``nvidia-smi -q``: bus id -> minor. ``N/A`` stays away.
+
+    So does a card that is told of twice: what a process calls itself is printed here too, and may look like a card.
+    """
+    told: dict[str, list[Optional[int]]] = {}
     bus_id: Optional[str] = None
-    for line in stdout.splitlines():
+    for line in _lines(stdout):
         block, minor = _BLOCK.fullmatch(line), _MINOR.fullmatch(line)
         if block:
             bus_id = normal_bus_id(block[1])
+            if bus_id in told:
+                told[bus_id].append(None)
         elif minor and bus_id is not None:
-            minors[bus_id] = int(minor[1])
-    return minors
+            told.setdefault(bus_id, []).append(number(minor[1]))
+    return {bus_id: minors[0] for bus_id, minors in told.items() if len(minors) == 1 and minors[0] is not None}
 
 
 def parse_processes(stdout: str, fields: Sequence[str]) -> tuple[Optional[tuple[ComputeProcess, ...]], int]:
@@ -286,6 +291,11 @@ def parse_processes(stdout: str, fields: Sequence[str]) -> tuple[Optional[tuple[
     if not table.rows and troubles:
         return None, 0
     return tuple(found), len(table.rows) - len(found)
+
+
+def _lines(stdout: str) -> list[str]:
+    """Not splitlines: that takes much for the end of a line that is none, and a name may hold it."""
+    return [line.rstrip("\r") for line in stdout.split("\n")]
 
 
 def _query(what: str, fields: Sequence[str]) -> str:

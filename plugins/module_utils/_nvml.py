@@ -8,7 +8,6 @@ A call into a hung driver never returns, whatever signal comes: only a process c
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from typing import Any, Callable, Optional, Sequence
@@ -93,25 +92,6 @@ _MIB = 1024 * 1024
 
 # NVML_VALUE_NOT_AVAILABLE, where the library hands it through.
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
-
-
-def is_importable() -> bool:
-    """Whether pynvml is there for this interpreter at all. Costs a look into the search path, not a process."""
-    try:
-        return bool(sys.executable) and importlib.util.find_spec("pynvml") is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def has_library() -> bool:
-    """Whether the driver's library can be loaded here. That alone does not talk to the driver, so it cannot hang."""
-    import ctypes  # only here: most machines without nvidia-ml-py never need it
-
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def read(ask: Callable[[Sequence[str]], Completed], *, processes: bool) -> DriverReading:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from typing import NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, Runner, describe_exit
@@ -20,6 +21,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._errors import Co
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import (
     Identity,
     Process,
+    first_number,
     parse_cgroups,
     parse_command,
     parse_stat,
@@ -35,12 +37,13 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
 
 # $1: the call's own word. For each process: stat, the owner from status (a shell reads byte by byte, so no more than is
 # needed), cgroup, then the command line, raw where `cat` is there. A shell's `read` drops the NULs, and with them the
-# borders between arguments. Everyone inside can read $1 in this shell's command line and put it into his own, so what
-# divides the listing (the mark) is made up inside.
+# borders between arguments. Where the first thread has exited, only a living one shows the command line.
+# Everyone inside can read $1 in this shell's command line and put it into his own, so what divides the listing (the
+# mark) is made up inside.
 LIST_SCRIPT = r"""
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 say() { printf '%s\n' "$*"; }
-copy() { while IFS= read -r line || [ -n "$line" ]; do say "$line"; line=; done; }
+copy() { last=; while IFS= read -r line || [ -n "$line" ]; do say "$line"; last=$line; line=; done; }
 uid() { while read -r line; do case $line in Uid:*) say "$line"; return;; esac; done; }
 mark=
 { IFS= read -r mark < /proc/sys/kernel/random/uuid; } 2>/dev/null
@@ -51,12 +54,21 @@ for directory in /proc/[0-9]*; do
   [ -r "$directory/stat" ] || continue
   say "$mark stat"
   { copy < "$directory/stat"; } 2>/dev/null
+  state=${last##*) }
   say "$mark status"
   { uid < "$directory/status"; } 2>/dev/null
   say "$mark cgroup"
   { copy < "$directory/cgroup"; } 2>/dev/null
   say "$mark command"
-  if [ "$raw" = raw ]; then cat "$directory/cmdline"; say; else copy < "$directory/cmdline"; fi 2>/dev/null
+  source=$directory
+  case $state in Z*)
+    for task in "$directory"/task/*; do
+      line=
+      { IFS= read -r line < "$task/cmdline"; } 2>/dev/null
+      if [ -n "$line" ]; then source=$task; break; fi
+    done
+  esac
+  if [ "$raw" = raw ]; then cat "$source/cmdline"; say; else copy < "$source/cmdline"; fi 2>/dev/null
 done
 say "$mark done"
 say "$1 done"
@@ -81,7 +93,8 @@ done
 say "$word done"
 """
 
-_SIGNAL_NAMES = {15: "TERM", 9: "KILL"}
+# Their numbers differ between architectures, their names do not.
+_SIGNAL_NAMES = {signal.SIGTERM: "TERM", signal.SIGKILL: "KILL", signal.SIGSTOP: "STOP", signal.SIGCONT: "CONT"}
 
 
 class Listing(NamedTuple):
@@ -109,15 +122,25 @@ class PctContainer:
         self._timeout = timeout
 
     def list_processes(self) -> Listing:
-        """Every process inside but the listing shell's own children. Raises ContainerError."""
+        """Every process inside but the listing shell's own children. Raises ContainerError, also for a listing of
+        nobody: the shell itself should be in it.
+        """
         word = _word()
-        return parse_listing(self._run(LIST_SCRIPT, word), word)
+        listing = parse_listing(self._run(LIST_SCRIPT, word), word)
+        if not listing.processes:
+            raise ContainerError(
+                f"The shell in container {self._vmid} sees no process at all: /proc or /dev/null is missing there. "
+                "Use via=host.",
+                reason="attach_failed",
+                vmid=self._vmid,
+            )
+        return listing
 
     def send(self, processes: Sequence[Process], number: int) -> dict[Identity, str]:
         """See Signaller.send."""
         word = _word()
         pairs = [text for process in processes for text in (str(process.pid), str(process.start_ticks))]
-        output = self._run(SIGNAL_SCRIPT, word, _SIGNAL_NAMES[number], *pairs)
+        output = self._run(SIGNAL_SCRIPT, word, _SIGNAL_NAMES[signal.Signals(number)], *pairs)
         answers = dict(parse_answers(output, word))
         return {process.identity: answers.get(process.pid, GONE) for process in processes}
 
@@ -160,7 +183,7 @@ def _word() -> str:
 
 def parse_listing(output: str, word: str) -> Listing:
     """Parse what LIST_SCRIPT printed. Text before its first line (a login message, a warning) is passed over."""
-    begin = re.search(rf"(?m)^{word} begin ([1-9][0-9]*) (raw|glued) (\S+)$", output)
+    begin = re.search(rf"(?m)^{word} begin ([1-9][0-9]{{0,9}}) (raw|glued) (\S+)$", output)
     if begin is None:
         raise ContainerError("The listing from inside the container has no beginning.", reason="attach_failed")
     shell_pid, mark = int(begin[1]), re.escape(begin[3])
@@ -181,7 +204,6 @@ def _parse_block(parts: list[str]) -> Optional[Process]:
     stat = parse_stat(parts[0])
     if len(parts) != 4 or stat is None or stat.pid < 1:
         return None
-    uid = parse_status(parts[1]).get("Uid", "").split()[:1]
     return Process(
         pid=stat.pid,
         start_ticks=stat.start_ticks,
@@ -189,10 +211,12 @@ def _parse_block(parts: list[str]) -> Optional[Process]:
         command=parse_command(parts[3].rstrip("\n")),
         state=stat.state,
         parent_pid=stat.parent_pid,
-        uid=int(uid[0]) if uid and uid[0].isdigit() else None,
+        uid=first_number(parse_status(parts[1]).get("Uid", "")),
         threads=stat.threads,
         namespace_pids=(stat.pid,),
         cgroups=parse_cgroups(parts[2]),
+        group=stat.group,
+        session=stat.session,
     )
 
 
@@ -200,7 +224,7 @@ def parse_answers(output: str, word: str) -> list[tuple[int, str]]:
     """Parse what SIGNAL_SCRIPT printed: (pid, SENT | GONE | DENIED)."""
     return [
         (int(pid), {"sent": SENT, "gone": GONE, "denied": DENIED}[answer])
-        for answer, pid in re.findall(rf"(?m)^{word} (sent|gone|denied) ([1-9][0-9]*)$", output)
+        for answer, pid in re.findall(rf"(?m)^{word} (sent|gone|denied) ([1-9][0-9]{{0,9}})$", output)
     ]
 
 

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Iterator, NamedTuple, Optional
+from typing import Iterable, Iterator, NamedTuple, Optional
 
 # PF_KTHREAD of include/linux/sched.h: the process has no program of its own.
 _KERNEL_THREAD_FLAG = 0x00200000
 
+# PROC_PID_INIT_INO of include/linux/proc_ns.h: the pid namespace that the machine starts with, in which all others lie.
+_HOST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
+
 _UNIT = re.compile(r"^.+\.(?:service|scope)$")
+
+# Nothing that the kernel counts is longer. isdigit() takes more for digits than int(), and int() more than the kernel.
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 class Identity(NamedTuple):
@@ -28,7 +34,10 @@ class Identity(NamedTuple):
 
 
 class Process(NamedTuple):
-    """One process (thread group). ``namespace_pids`` goes from the reader's pid namespace to the innermost one."""
+    """One process (thread group). ``namespace_pids`` goes from the reader's pid namespace to the innermost one.
+
+    ``group`` and ``session`` are those of job control, 0 where they lie outside of the reader's pid namespace.
+    """
 
     pid: int
     start_ticks: int
@@ -41,6 +50,8 @@ class Process(NamedTuple):
     namespace_pids: tuple[int, ...]
     cgroups: tuple[str, ...]
     kernel_thread: bool = False
+    group: int = 0
+    session: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -70,6 +81,13 @@ class Stat(NamedTuple):
     flags: int
     threads: int
     start_ticks: int
+    group: int = 0
+    session: int = 0
+
+    @property
+    def kernel_thread(self) -> bool:
+        """Whether the kernel runs it, and no program."""
+        return bool(self.flags & _KERNEL_THREAD_FLAG)
 
 
 def parse_stat(text: str) -> Optional[Stat]:
@@ -80,7 +98,7 @@ def parse_stat(text: str) -> Optional[Stat]:
     if not found or not opened or len(fields) < 20:
         return None
     try:
-        return Stat(
+        stat = Stat(
             pid=int(pid_text),
             name=name,
             state=fields[0],
@@ -88,9 +106,13 @@ def parse_stat(text: str) -> Optional[Stat]:
             flags=int(fields[6]),
             threads=int(fields[17]),
             start_ticks=int(fields[19]),
+            group=int(fields[2]),
+            session=int(fields[3]),
         )
     except ValueError:
         return None
+    # A longer one is no time, and could not be counted with.
+    return stat if 0 <= stat.start_ticks < 1 << 64 else None
 
 
 def parse_status(text: str) -> dict[str, str]:
@@ -109,6 +131,16 @@ def parse_cgroups(text: str) -> tuple[str, ...]:
     rows = [line.split(":", 2) for line in text.split("\n") if line.count(":") >= 2]
     rows.sort(key=lambda row: 0 if row[1] == "" else 1 if row[1] == "name=systemd" else 2)
     return tuple(dict.fromkeys(path for _number, _controllers, path in rows))
+
+
+def numbers(words: Iterable[str]) -> Iterator[int]:
+    """Those of the words that are numbers as the kernel prints them."""
+    return (int(word) for word in words if _NUMBER.fullmatch(word))
+
+
+def first_number(text: str) -> Optional[int]:
+    """The first word of a line such as that of the user ids, None where it is no number."""
+    return next(numbers(text.split()[:1]), None)
 
 
 def unit_of(cgroups: tuple[str, ...]) -> Optional[str]:
@@ -132,7 +164,8 @@ class ProcFs:
         try:
             with open(self.path(*parts), "rb") as stream:
                 return stream.read().decode("utf-8", "replace")
-        except OSError:
+        except (OSError, ValueError):
+            # ValueError: the name of a file, taken from what a file says, cannot be one.
             return None
 
     def path(self, *parts: object) -> str:
@@ -141,7 +174,7 @@ class ProcFs:
 
     def pids(self) -> list[int]:
         """Every process id that is listed now, rising."""
-        return sorted(int(name) for name in os.listdir(self.root) if name.isdigit())
+        return sorted(numbers(os.listdir(self.root)))
 
     def stat(self, pid: int) -> Optional[Stat]:
         """The process's stat, or None when it is gone."""
@@ -161,11 +194,13 @@ class ProcFs:
             command=self._command(pid, before.state),
             state=before.state,
             parent_pid=before.parent_pid,
-            uid=_first_int(status.get("Uid", "")),
+            uid=first_number(status.get("Uid", "")),
             threads=before.threads,
-            namespace_pids=tuple(int(one) for one in status.get("NSpid", "").split() if one.isdigit()) or (pid,),
+            namespace_pids=tuple(numbers(status.get("NSpid", "").split())) or (pid,),
             cgroups=parse_cgroups(self.read_text(pid, "cgroup") or ""),
-            kernel_thread=bool(before.flags & _KERNEL_THREAD_FLAG),
+            kernel_thread=before.kernel_thread,
+            group=before.group,
+            session=before.session,
         )
         after = self.stat(pid)
         return process if after is not None and after.start_ticks == before.start_ticks else None
@@ -194,6 +229,11 @@ class ProcFs:
             pid = stat.parent_pid if stat is not None else 0
         return chain
 
+    def lineage(self, process: Process) -> list[Process]:
+        """Its ancestors as they are now, the parent first. Empty when the process is gone, or all above it."""
+        above = (self.process(pid) for pid in self.ancestors(process.pid)[1:])
+        return [one for one in above if one is not None]
+
     def wchan(self, pid: int, task: Optional[int] = None) -> Optional[str]:
         """The kernel function in which the process (or one of its threads) sleeps; None where the kernel does not
         tell.
@@ -204,7 +244,7 @@ class ProcFs:
     def uninterruptible_task(self, pid: int) -> Optional[int]:
         """A thread of the process that is in state D, the leader if it is; None when none is."""
         try:
-            tasks = sorted((int(name) for name in os.listdir(self.path(pid, "task"))), key=lambda task: task != pid)
+            tasks = sorted(numbers(os.listdir(self.path(pid, "task"))), key=lambda task: task != pid)
         except OSError:
             return None
         for task in tasks:
@@ -215,9 +255,9 @@ class ProcFs:
 
     def boot_time(self) -> Optional[int]:
         """Seconds since the epoch at which the kernel started (``btime`` of /proc/stat)."""
-        for line in (self.read_text("stat") or "").splitlines():
+        for line in (self.read_text("stat") or "").split("\n"):
             if line.startswith("btime "):
-                return _first_int(line[len("btime ") :])
+                return first_number(line[len("btime ") :])
         return None
 
     def pid_namespace(self, pid: int) -> Optional[str]:
@@ -234,6 +274,10 @@ class ProcFs:
         except OSError:
             return None
 
+    def in_host_pid_namespace(self) -> bool:
+        """Whether this code runs in the machine's own pid namespace, from which every process is to be seen."""
+        return self.pid_namespace_of_reader() == _HOST_PID_NAMESPACE
+
     def _command(self, pid: int, state: str) -> str:
         command = parse_command(self.read_text(pid, "cmdline") or "")
         if command or state != "Z":
@@ -245,8 +289,3 @@ class ProcFs:
             return command
         commands = (parse_command(self.read_text(pid, "task", task, "cmdline") or "") for task in tasks)
         return next((one for one in commands if one), command)
-
-
-def _first_int(text: str) -> Optional[int]:
-    first = text.split()[:1]
-    return int(first[0]) if first and first[0].isdigit() else None

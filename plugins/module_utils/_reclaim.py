@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import (
     ContainerStatus,
     container_status,
+    frozen,
     members,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import (
@@ -27,9 +28,11 @@ from ansible_collections.gpuops.inference.plugins.module_utils._driver import re
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError, DriverError, GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import DriverReading, Gpu, select_gpus
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
+from ansible_collections.gpuops.inference.plugins.module_utils._offspring import Ended, Limits, end, starter_of
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process
-from ansible_collections.gpuops.inference.plugins.module_utils._results import process_diff, process_result
+from ansible_collections.gpuops.inference.plugins.module_utils._results import describe, process_diff, process_result
 from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
+    CONTAINER_INIT,
     OUTSIDE_NAMESPACE,
     HolderRules,
     Pattern,
@@ -37,11 +40,9 @@ from ansible_collections.gpuops.inference.plugins.module_utils._selection import
     select_holders,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._termination import (
+    FROZEN,
     RESPAWNED,
     Survivor,
-    Termination,
-    terminate,
-    watch,
 )
 
 
@@ -87,35 +88,50 @@ class Sighting(NamedTuple):
 def reclaim(request: ReclaimRequest, machine: Machine) -> dict[str, Any]:
     """End the holders that may be ended and look again. Returns the result; raises before any signal is sent."""
     plan = make_plan(request, machine)
-    container = _container(request, machine)
-
-    def take_look() -> Sighting:
-        return _look(request, plan, container, machine)
-
-    before = take_look()
-    termination = terminate(
-        before.selection.targets,
+    scene = _Scene(request, plan, machine)
+    # Whoever is frozen acts on no signal before he is thawed, perhaps hours later and in the midst of a backup.
+    icy = [process for process in scene.before.selection.targets if frozen(process)]
+    ended = end(
+        [process for process in scene.before.selection.targets if process not in icy],
+        scene,
         machine.signaller(),
-        term_timeout=request.term_timeout,
-        kill_timeout=request.kill_timeout,
+        limits=Limits(request.term_timeout, request.kill_timeout, request.respawn_timeout),
         clock=machine.clock,
+        dry_run=machine.dry_run,
     )
-    after = before
-    newcomers: list[Process] = []
-    if termination.signalled and not machine.dry_run:
-        sightings = [before]
+    survivors = (*ended.termination.survivors, *(Survivor(process, FROZEN) for process in icy))
+    ended = ended._replace(termination=ended.termination._replace(survivors=survivors))
+    return _Report(scene, request.vmid, machine).result(plan, ended)
 
-        def look() -> Sequence[Process]:
-            try:
-                sightings.append(take_look())
-            except ContainerError:
-                # The container has gone down meanwhile, and with it whoever could take a card again.
-                return ()
-            return sightings[-1].selection.targets
 
-        newcomers = watch(look, set(before.holders), seconds=request.respawn_timeout, clock=machine.clock)
-        after = sightings[-1]
-    return _Report(before, after, request.vmid, machine).result(plan, termination, newcomers)
+class _Scene:
+    """The cards while they are being freed. ``holders`` and ``members`` are all that any look has shown."""
+
+    def __init__(self, request: ReclaimRequest, plan: Plan, machine: Machine) -> None:
+        self._request = request
+        self._plan = plan
+        self._container = _container(request, machine)
+        self._machine = machine
+        self.lineage = machine.procfs.lineage
+        self.holders: dict[Identity, Holder] = {}
+        self.members: set[Identity] = set()
+        self.before = self._look()
+
+    def targets(self) -> Sequence[Process]:
+        """See Scene.targets. Of those that were there at first, it is decided already who is to be ended."""
+        try:
+            now = self._look().selection.targets
+        except ContainerError:
+            # The container has gone down meanwhile, and with it whoever could take a card again.
+            return ()
+        return [process for process in now if process.identity not in self.before.holders]
+
+    def _look(self) -> Sighting:
+        sighting = _look(self._request, self._plan, self._container, self._machine)
+        # What was seen first counts: who is on his way out has let go of his handles.
+        self.holders = {**sighting.holders, **self.holders}
+        self.members |= sighting.members or set()
+        return sighting
 
 
 def make_plan(request: ReclaimRequest, machine: Machine) -> Plan:
@@ -205,34 +221,41 @@ def _members(container: Optional[ContainerStatus], machine: Machine) -> Optional
         return None
     if container.status != "running":
         return frozenset()
-    found = members(container, machine.procfs.processes(), machine.procfs)
+    found = members(container, machine.procfs)
     return frozenset(process.identity for process in found)
 
 
 class _Report:
-    """Builds what the module returns from two looks."""
+    """Builds what the module returns from what was seen."""
 
-    def __init__(self, before: Sighting, after: Sighting, vmid: Optional[int], machine: Machine) -> None:
-        self._before = before
-        self._after = after
+    def __init__(self, scene: _Scene, vmid: Optional[int], machine: Machine) -> None:
+        self._scene = scene
+        self._before = scene.before
         self._vmid = vmid
         self._machine = machine
 
-    def result(self, plan: Plan, termination: Termination, newcomers: Sequence[Process]) -> dict[str, Any]:
+    def result(self, plan: Plan, ended: Ended) -> dict[str, Any]:
         """The module's result."""
+        termination = ended.termination
         survivors = [self._survivor(one) for one in termination.survivors]
-        respawned = [self._survivor(Survivor(process, RESPAWNED)) for process in newcomers]
+        respawned = [self._again(process) for process in ended.respawned]
         holders = [self._describe(holder.process) for holder in self._before.holders.values()]
-        ended = {process.identity for process in (*termination.terminated, *termination.killed)}
-        left = [
-            self._describe(one.process) for one in self._before.holders.values() if one.process.identity not in ended
-        ]
+        gone = {process.identity for process in (*termination.terminated, *termination.killed)}
+        present = [one.process for one in self._before.holders.values()]
+        present += [one.process for one in termination.survivors if one.process.identity not in self._before.holders]
+        left = [self._describe(process) for process in present if process.identity not in gone]
         warnings = list(plan.warnings)
         if self._before.unreadable:
             warnings.append(
                 f"{self._before.unreadable} processes of other users could not be looked into, so there may be more "
                 "holders. Run as root."
             )
+        warnings += [
+            f"{describe(self._describe(one.process))} holds a card and was not signalled: it is the first process of "
+            "its container, which would go down with it. Restart that container instead."
+            for one in self._before.selection.spared
+            if one.reason == CONTAINER_INIT
+        ]
         return {
             "changed": termination.signalled,
             "gpus": sorted(plan.cards),
@@ -252,16 +275,20 @@ class _Report:
         }
 
     def _describe(self, process: Process) -> dict[str, Any]:
-        holder = self._before.holders.get(process.identity) or self._after.holders.get(process.identity)
+        holder = self._scene.holders.get(process.identity)
         gpus = sorted(holder.gpus) if holder is not None else []
         evidence = holder.evidence_list if holder is not None else []
         result = process_result(process, self._machine.procfs, gpus=gpus, evidence=evidence)
-        if process.identity in (self._before.members or ()) or process.identity in (self._after.members or ()):
+        if process.identity in self._scene.members:
             result["vmid"] = self._vmid
         return result
 
     def _survivor(self, one: Survivor) -> dict[str, Any]:
         return {**self._describe(one.process), "reason": one.reason, "wchan": one.wchan}
+
+    def _again(self, process: Process) -> dict[str, Any]:
+        by = starter_of(process, self._scene.lineage(process), self._describe)
+        return {**self._survivor(Survivor(process, RESPAWNED)), "started_by": by}
 
     def _outside(self, plan: Plan) -> list[dict[str, Any]]:
         """Pids that the driver lists for the cards, but that hold no card here: another namespace's, or already gone.

@@ -104,6 +104,14 @@ def describe(process: dict[str, Any]) -> str:
     return f"{pid} ({', '.join(marks)})"
 
 
+def describe_starter(process: dict[str, Any]) -> str:
+    """Who starts a process of ``respawned`` again, from its ``started_by``: ``unit x.service``, or its parent."""
+    by = process.get("started_by")
+    if by is None:
+        return "somebody who is not to be seen"
+    return f"unit {by['unit']}" if by["kind"] == "unit" else f"its parent {describe(by)}"
+
+
 def _printable(name: str) -> str:
     """A process may call itself anything, and its name must not break a line or steer a terminal."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in name)
@@ -111,7 +119,10 @@ def _printable(name: str) -> str:
 
 def refuse_survivors(result: dict[str, Any], where: str) -> None:
     """Raise SurvivorsError, which carries the whole result, when a process is left that should not be."""
-    left = [f"{describe(one)}: {_WHAT_TO_DO[one['reason']]}" for one in result["survivors"] + result["respawned"]]
+    left = [f"{describe(one)}: {_WHAT_TO_DO[one['reason']]}" for one in result["survivors"]]
+    left += [
+        f"{describe(one)}: started again by {describe_starter(one)}; stop that first" for one in result["respawned"]
+    ]
     if left:
         raise SurvivorsError(
             f"{len(left)} process{'es are' if len(left) > 1 else ' is'} left {where}. {'; '.join(left)}.",
@@ -125,5 +136,6 @@ _WHAT_TO_DO = {
     "zombie": "its first thread is dead but others live; see what they wait for",
     "permission": "this account may not signal it; run as root",
     "timeout": "still there after the time limit; raise kill_timeout, or see what it waits for",
-    "respawned": "started again while others were ended; stop its unit, or whoever started it, first",
+    "frozen": "its container is frozen, and it acts on no signal until it is thawed; wait for the backup that froze "
+    "it, or thaw it (lxc-unfreeze)",
 }

@@ -78,7 +78,7 @@ def compile_patterns(patterns: Sequence[str], option: str) -> tuple[Pattern, ...
             )
         try:
             compiled.append(re.compile(text))
-        except (re.error, OverflowError, RecursionError) as exc:
+        except (re.error, ValueError, OverflowError, RecursionError) as exc:
             raise InputError(
                 f"{option} holds an invalid regular expression, {text!r}: {exc}. Correct it.", reason="invalid_pattern"
             ) from exc

@@ -4,8 +4,10 @@
 """End processes and see that they ended: TERM, wait, KILL, wait, name the survivors with the reason.
 
 A process is signalled only when it is proven to be the one that was looked at: through a pidfd that was opened before
-its start time
-was compared, or, where the kernel has none, after that comparison. Clock and signaller are handed in.
+its start time was compared, or, where the kernel has none, after that comparison. Clock and signaller are handed in.
+
+A stopped process (state T) acts on SIGTERM only once it runs again, so it gets SIGCONT after it, as systemd does it.
+One that a debugger holds (state t) is left to SIGKILL, which needs nobody's leave.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import contextlib
 import os
 import signal
 import time
-from typing import Callable, Collection, Iterator, NamedTuple, Optional, Protocol, Sequence
+from typing import Callable, Iterator, NamedTuple, Optional, Protocol, Sequence
 
+from ansible_collections.gpuops.inference.plugins.module_utils._containers import frozen
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process, ProcFs
 
@@ -25,6 +28,7 @@ ZOMBIE = "zombie"
 PERMISSION = "permission"
 RESPAWNED = "respawned"
 TIMEOUT = "timeout"
+FROZEN = "frozen"
 
 # What became of one signal.
 SENT = "sent"
@@ -32,15 +36,14 @@ GONE = "gone"
 DENIED = "denied"
 
 
-# Seconds between two looks for newcomers.
-WATCH_INTERVAL = 0.1
-
-
 class Clock(Protocol):
-    """Time in seconds from any fixed point, and a way to let it pass."""
+    """Time, and a way to let it pass."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Seconds from any fixed point."""
+
+    def ticks(self) -> int:
+        """Clock ticks since boot, as start times of processes are given."""
 
     def sleep(self, seconds: float) -> None:
         """Return ``seconds`` later."""
@@ -52,6 +55,10 @@ class SystemClock:
     def now(self) -> float:
         """Seconds of the monotonic clock."""
         return time.monotonic()
+
+    def ticks(self) -> int:
+        """See Clock.ticks. Seconds count in suspend, as in /proc/PID/stat (proc_pid_stat(5), field 22)."""
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
     def sleep(self, seconds: float) -> None:
         """Really sleep."""
@@ -112,7 +119,11 @@ class HostSignaller:
         return [process for process in fresh if process is not None]
 
     def explain(self, process: Process) -> Survivor:
-        """See Signaller.explain. A single thread in state D keeps the whole process."""
+        """See Signaller.explain. A single thread in state D keeps the whole process. Where cgroup v1 has frozen one it
+        shows D as well, which is nothing that a reboot is needed for.
+        """
+        if frozen(process):
+            return Survivor(process, FROZEN)
         task = self._procfs.uninterruptible_task(process.pid)
         if task is not None:
             return Survivor(process._replace(state="D"), UNINTERRUPTIBLE, self._procfs.wchan(process.pid, task))
@@ -175,6 +186,9 @@ class DryRunSignaller:
         return Survivor(process, reason_of(process))
 
 
+Reinforce = Callable[[Sequence[Process]], Sequence[Process]]
+
+
 def terminate(
     targets: Sequence[Process],
     signaller: Signaller,
@@ -182,10 +196,12 @@ def terminate(
     term_timeout: float,
     kill_timeout: float,
     clock: Clock,
+    reinforce: Reinforce = tuple,
 ) -> Termination:
     """End the targets. ``term_timeout`` 0 goes to SIGKILL at once. Waits at most the sum of the two limits.
 
-    A GpuopsError of the signaller passes through, and its ``changed`` says whether a signal had been sent by then.
+    ``reinforce`` is given those who are to get SIGKILL, just before, and says who gets it. A GpuopsError of it or of
+    the signaller passes through, and its ``changed`` says whether a signal had been sent by then.
     """
     waiting = list(targets)
     terminated: list[Process] = []
@@ -196,11 +212,16 @@ def terminate(
         if not waiting or (number == signal.SIGTERM and limit <= 0):
             continue
         with _noting(any_sent):
+            if number == signal.SIGKILL:
+                waiting = list(reinforce(waiting))
             answers = signaller.send(waiting, number)
         denied = {identity for identity, answer in answers.items() if answer == DENIED}
         signalled = [process for process in waiting if answers.get(process.identity) == SENT]
         any_sent = any_sent or bool(signalled)
+        stopped = [process for process in signalled if process.state == "T" and number == signal.SIGTERM]
         with _noting(any_sent):
+            if stopped:
+                signaller.send(stopped, signal.SIGCONT)
             left = _wait(signalled, signaller, limit, clock)
         left_identities = {process.identity for process in left}
         ended += [process for process in signalled if process.identity not in left_identities]
@@ -219,7 +240,7 @@ def _noting(changed: bool) -> Iterator[None]:
     try:
         yield
     except GpuopsError as exc:
-        exc.fields["changed"] = changed
+        exc.fields["changed"] = changed or exc.fields.get("changed", False)
         raise
 
 
@@ -236,18 +257,3 @@ def _wait(processes: list[Process], signaller: Signaller, limit: float, clock: C
 def reason_of(process: Process) -> str:
     """Why a process is still there, from its state alone."""
     return {"D": UNINTERRUPTIBLE, "Z": ZOMBIE}.get(process.state, TIMEOUT)
-
-
-def watch(
-    look: Callable[[], Sequence[Process]], known: Collection[Identity], *, seconds: float, clock: Clock
-) -> list[Process]:
-    """Look for ``seconds`` (once when 0) whether someone starts again what was ended.
-
-    ``known`` are those that were there before. Returns the newcomers of the first look that shows any.
-    """
-    deadline = clock.now() + seconds
-    while True:
-        newcomers = [process for process in look() if process.identity not in known]
-        if newcomers or clock.now() >= deadline:
-            return newcomers
-        clock.sleep(min(WATCH_INTERVAL, max(deadline - clock.now(), 0.0)))

@@ -1,76 +1,93 @@
 # Copyright: (c) 2026, the gpuops.inference founders
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What stands between the cards and a start, in one sentence that a person can act on. Pure: results of modules in,
-verdict out.
+"""What stands between the cards and a start, in words that a person can act on. Pure: results of modules in, verdict
+out.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
+from ansible_collections.gpuops.inference.plugins.module_utils._card_verdict import (
+    CONTAINER_RESTART,
+    GPU_RESET,
+    OPERATOR,
+    REBOOT,
+    WHY_LEFT,
+    CardVerdict,
+    Evidence,
+    judge_card,
+    need_of,
+    unread_card,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._results import describe
 
-# What an operator has to do or allow, the gravest last.
-OPERATOR = "operator"
-GPU_RESET = "gpu_reset"
-REBOOT = "reboot"
-_GRAVITY = (OPERATOR, GPU_RESET, REBOOT)
+# The gravest last. Whoever has to reboot the node need not reset a card first.
+_GRAVITY = (OPERATOR, CONTAINER_RESTART, GPU_RESET, REBOOT)
 
-# What is needed, and a sentence.
-Finding = tuple[str, str]
-
-# A card without any holder that shows less than this may be idle: older drivers show up to about 600 MiB then.
-IDLE_FLOOR_MIB = 1024
-
-# They have every card open for as long as the machine runs.
-_DRIVER_DAEMON = re.compile(r"nvidia-|nv-|nvlsm|dcgm")
-
-_WHY_SPARED = {
-    "other_container": "it is not in the container that is restarted",
-    "protected": "it is protected",
-    "monitor": "it only watches, so the memory is somebody else's",
-    "computes_elsewhere": "it computes on other cards",
-    "outside_namespace": "the driver names it, but it is not to be seen from here",
-    "container_init": "it is a container's init",
-    "init": "it is the machine's init",
-    "ourselves": "it runs this very task",
-    "kernel_thread": "it is a kernel thread",
-}
-
-_WHY_LEFT = {
-    "uninterruptible": "sleeps in the kernel and cannot be ended, not even by SIGKILL",
-    "zombie": "has a dead first thread and living others, and did not end",
-    "permission": "may not be signalled by this account",
-    "timeout": "did not end within the time limit",
-    "respawned": "was started again",
+_REMEDY = {
+    OPERATOR: "free the card, then run this again",
+    CONTAINER_RESTART: "restart the container, which ends every process in it, then run this again",
+    GPU_RESET: "reset the card (verified_restart_allow_gpu_reset, or nvidia-smi --gpu-reset with nothing holding it), "
+    "or reboot the node",
+    REBOOT: "reboot the node",
 }
 
 
 def verdict(
     *,
     reading: Optional[Mapping[str, Any]],
-    error: Optional[str] = None,
+    failure: Optional[Mapping[str, Any]] = None,
     kill: Optional[Mapping[str, Any]] = None,
     reclaim: Optional[Mapping[str, Any]] = None,
-) -> Optional[dict[str, str]]:
-    """Judge what the last look at the cards and the two killers returned.
+    reset: Optional[Mapping[str, Any]] = None,
+    known: Sequence[Mapping[str, Any]] = (),
+) -> Optional[dict[str, Any]]:
+    """Judge what the last look at the cards, the two killers and the reset returned.
 
-    ``reading`` is ``ansible_facts.gpu_memory``, None when the driver gave none; ``error`` says why it gave none, or
-    not all. Returns None when nothing stands in the way, else ``outcome``, ``needs`` and ``reason`` as the role's
-    result has them.
+    ``reading`` is ``ansible_facts.gpu_memory``, None when the driver gave none; ``failure`` is the failed result that
+    says why it gave none, or not all; ``known`` are the cards as they were last seen. Returns None when nothing stands
+    in the way, else ``outcome``, ``needs``, ``reason`` and ``cards_not_free`` as the role's result has them.
     """
-    if reading is None or not reading.get("gpus"):
-        return _verdict("gpus_not_free", [(REBOOT if _hangs(error) else OPERATOR, _no_reading(error))])
-    not_idle = [card for card in reading["gpus"] if card["state"] != "idle"]
-    findings = [finding for card in not_idle for finding in _card(card, reclaim or {})]
-    if findings:
-        return _verdict("gpus_not_free", findings)
+    kill = kill or {}
+    unreadable = _silence(reading, failure, known)
+    if unreadable is not None:
+        return unreadable
+    assert reading is not None
+    seen = Evidence(
+        unended={one["pid"]: dict(one) for one in kill.get("survivors") or []},
+        reclaim=reclaim or {},
+        reset=reset or {},
+        vmid=kill.get("vmid"),
+        host_pid_namespace=bool(reading.get("host_pid_namespace")),
+        invalid_pids=reading.get("invalid_pids") or 0,
+    )
+    cards = [judge_card(card, seen) for card in reading["gpus"] if card["state"] != "idle"]
+    if cards:
+        reason = " ".join([*dict.fromkeys(card.sentence for card in cards), _remedy(card.needs for card in cards)])
+        return _verdict("gpus_not_free", [card.needs for card in cards], reason, cards)
     if not reading.get("all_idle"):
-        return _verdict("gpus_not_free", [(OPERATOR, _no_reading(error))])
-    left = _left(kill or {})
-    return _verdict("refused", left) if left else None
+        return _verdict("gpus_not_free", [_need_of(failure)], _no_reading(failure), _missing(failure))
+    left = kill.get("survivors") or []
+    return _verdict("refused", [_need(one) for one in left], _left(left), []) if left else None
+
+
+def reading_verdict(
+    reading: Optional[Mapping[str, Any]], failure: Optional[Mapping[str, Any]] = None
+) -> Optional[dict[str, Any]]:
+    """The verdict on cards that cannot all be read, or None when they can. Busy is no trouble yet."""
+    unreadable = _silence(reading, failure, ())
+    if unreadable is not None:
+        return {**unreadable, "outcome": "refused"}
+    assert reading is not None
+    nobody = Evidence({}, {}, {}, None, host_pid_namespace=False, invalid_pids=0)
+    cards = [judge_card(card, nobody) for card in reading["gpus"] if card["state"] == "unknown"]
+    if not cards and failure is None:
+        return None
+    needs = [card.needs for card in cards] or [_need_of(failure)]
+    reason = (failure or {}).get("msg") or " ".join(card.sentence for card in cards)
+    return _verdict("refused", needs, reason, [*cards, *_missing(failure)])
 
 
 def respawn_verdict(kill: Mapping[str, Any]) -> Optional[dict[str, str]]:
@@ -78,116 +95,74 @@ def respawn_verdict(kill: Mapping[str, Any]) -> Optional[dict[str, str]]:
     newcomers = kill.get("respawned") or []
     if not newcomers:
         return None
-    starters = sorted({one["unit"] for one in newcomers if one.get("unit")})
-    if starters:
-        remedy = (
-            f"Unit {', '.join(starters)} starts it: name it in verified_restart_service, so that it is stopped first."
-        )
+    starters = [one.get("started_by") for one in newcomers]
+    units = sorted({by["unit"] for by in starters if by is not None and by["kind"] == "unit"})
+    if units:
+        remedy = f"Unit {', '.join(units)} starts it: name it in verified_restart_service, so that it is stopped first."
     else:
-        parents = sorted({describe_parent(one) for one in newcomers})
+        parents = sorted({describe(by) for by in starters if by is not None}) or ["unknown"]
         remedy = f"Its parent is {', '.join(parents)}: stop that first."
     who = ", ".join(describe(one) for one in newcomers[:3])
     more = f" and {len(newcomers) - 3} more" if len(newcomers) > 3 else ""
-    return _verdict("refused", [(OPERATOR, f"What was killed was started again: {who}{more}. {remedy}")])
+    return {
+        "outcome": "refused",
+        "needs": OPERATOR,
+        "reason": f"What was killed was started again: {who}{more}. {remedy}",
+    }
 
 
-def describe_parent(process: Mapping[str, Any]) -> str:
-    """The parent in words."""
-    parent = process.get("parent")
-    return f"{parent['pid']} ({parent['name']})" if parent else "unknown"
+def _verdict(outcome: str, needs: Iterable[str], reason: str, cards: Sequence[CardVerdict]) -> dict[str, Any]:
+    return {
+        "outcome": outcome,
+        "needs": max(needs, key=_GRAVITY.index),
+        "reason": reason,
+        "cards_not_free": [card._asdict() for card in cards],
+    }
 
 
-def _verdict(outcome: str, findings: Sequence[Finding]) -> dict[str, str]:
-    needs = _gravest(findings)
-    sentences = dict.fromkeys(sentence for _need, sentence in findings)
-    return {"outcome": outcome, "needs": needs, "reason": " ".join(sentences)}
+def _silence(
+    reading: Optional[Mapping[str, Any]], failure: Optional[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
+) -> Optional[dict[str, Any]]:
+    """The verdict on a driver that said nothing of any card; None when it did."""
+    if reading is not None and reading.get("gpus"):
+        return None
+    need = _need_of(failure)
+    cards = [unread_card(card, need, "the driver does not answer") for card in known]
+    return _verdict("gpus_not_free", [need], _no_reading(failure), cards)
 
 
-def _hangs(error: Optional[str]) -> bool:
-    return error is not None and "unkillable" in error
+def _no_reading(failure: Optional[Mapping[str, Any]]) -> str:
+    said = (failure or {}).get("msg") or "the driver gave no answer"
+    return f"The cards could not be read, and unknown is not free: {said}"
 
 
-def _no_reading(error: Optional[str]) -> str:
-    return f"The cards could not be read, and unknown is not free: {error or 'the driver gave no answer'}"
+def _need_of(failure: Optional[Mapping[str, Any]]) -> str:
+    failed = failure or {}
+    return need_of(failed.get("reason"), unkillable=bool(failed.get("unkillable")))
 
 
-def _card(card: Mapping[str, Any], reclaim: Mapping[str, Any]) -> list[Finding]:
-    """Why one card is not idle: one finding for each process, or one for the card itself."""
-    name = f"GPU {card['index'] if card['index'] is not None else card['pci_bus_id']}"
-    if card["state"] == "unknown":
-        error = card.get("error") or {}
-        need = {"requires_reset": GPU_RESET, "gpu_lost": REBOOT}.get(error.get("reason", ""), OPERATOR)
-        said = error.get("text") or error.get("reason") or "no value"
-        return [(need, f"{name} could not be read ({said}), and unknown is not free. {_REMEDY[need]}")]
-    holds = f"{name} holds {card['memory_used_mib']} MiB"
-    findings = _holders_left(card, holds, reclaim) or _holders_listed(card, holds, reclaim)
-    if findings:
-        need = _gravest(findings)
-        return [*findings[:-1], (need, f"{findings[-1][1]} {_REMEDY[need]}")]
-    if card["processes"] is None:
-        return [(OPERATOR, f"{holds}, and who holds it could not be read. {_REMEDY[OPERATOR]}")]
-    hint = ""
-    if card["memory_used_mib"] < IDLE_FLOOR_MIB:
-        hint = " It may be what the card shows when idle: then raise verified_restart_idle_memory_mib."
-    return [(GPU_RESET, f"{holds} and no process holds it: the driver leaked it. {_REMEDY[GPU_RESET]}{hint}")]
+def _missing(failure: Optional[Mapping[str, Any]]) -> list[CardVerdict]:
+    """The cards that should be there and of which the driver says nothing. Perhaps too many were expected."""
+    indices = (failure or {}).get("missing_indices") or []
+    return [unread_card({"index": index}, OPERATOR, "the driver does not list it") for index in indices]
 
 
-def _holders_left(card: Mapping[str, Any], holds: str, reclaim: Mapping[str, Any]) -> list[Finding]:
-    """Those whom the reclaim found on the card and could not end, or had to spare."""
-    survivors = [*(reclaim.get("survivors") or []), *(reclaim.get("respawned") or [])]
-    findings = [
-        (_need(one), f"{holds}: {describe(one)} {_WHY_LEFT[one['reason']]}.")
-        for one in survivors
-        if card["index"] in one["gpus"]
-    ]
-    findings += [
-        (OPERATOR, f"{holds}: {describe(one)} was spared, since {_WHY_SPARED.get(one['reason'], one['reason'])}.")
-        for one in reclaim.get("spared") or []
-        if card["index"] in one["gpus"] and not _without_memory(one)
-    ]
-    return findings
-
-
-def _without_memory(spared: Mapping[str, Any]) -> bool:
-    """Whether one who was spared merely has the card open: he explains nothing, and must not hide a leak."""
-    if spared["reason"] == "protected":
-        return _DRIVER_DAEMON.match(spared["name"]) is not None and "driver" not in spared["evidence"]
-    return spared["reason"] in ("monitor", "computes_elsewhere")
-
-
-def _holders_listed(card: Mapping[str, Any], holds: str, reclaim: Mapping[str, Any]) -> list[Finding]:
-    """Those whom the driver lists on the card, but for the ones that the reclaim has seen go."""
-    gone = {one["pid"] for one in [*(reclaim.get("terminated") or []), *(reclaim.get("killed") or [])]}
-    return [
-        (OPERATOR, f"{holds}: {describe(one)} holds it.")
-        for one in card.get("processes") or []
-        if one["pid"] not in gone
-    ]
+def _remedy(needs: Iterable[str]) -> str:
+    """What is to be done, the gravest first. A reboot resets the cards as well."""
+    wanted = sorted(set(needs), key=_GRAVITY.index, reverse=True)
+    if REBOOT in wanted:
+        wanted = [need for need in wanted if need not in (GPU_RESET, CONTAINER_RESTART)]
+    return f"The server was not started: {'; '.join(_REMEDY[need] for need in wanted)}."
 
 
 def _need(process: Mapping[str, Any]) -> str:
     return REBOOT if process["reason"] == "uninterruptible" else OPERATOR
 
 
-def _gravest(findings: Sequence[Finding]) -> str:
-    return max((need for need, _sentence in findings), key=_GRAVITY.index)
-
-
-_REMEDY = {
-    OPERATOR: "The server was not started: free the card, then run this again.",
-    GPU_RESET: "The server was not started: reset the card (nvidia-smi --gpu-reset, with nothing holding it), "
-    "or reboot the node.",
-    REBOOT: "The server was not started: reboot the node.",
-}
-
-
-def _left(kill: Mapping[str, Any]) -> list[Finding]:
+def _left(survivors: Sequence[Mapping[str, Any]]) -> str:
     """Processes of the old server that hold no card but would be in the way of the new one."""
-    return [
-        (
-            _need(one),
-            f"The cards are free, but {describe(one)} of the old server {_WHY_LEFT[one['reason']]}, and might answer "
-            "in its place. The server was not started.",
-        )
-        for one in kill.get("survivors") or []
-    ]
+    return " ".join(
+        f"The cards are free, but {describe(dict(one))} of the old server {WHY_LEFT[one['reason']]}, and might answer "
+        "in its place. The server was not started."
+        for one in survivors
+    )

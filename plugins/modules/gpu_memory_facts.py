@@ -252,6 +252,12 @@ ansible_facts:
           description: Entries of the driver's list that cannot be a process or name no card. They are left out.
           type: int
           sample: 0
+        host_pid_namespace:
+          description:
+            - Whether the module ran in the machine's own pid namespace. From a container's the holder of a card may not
+              be seen.
+          type: bool
+          sample: true
 gpu_memory:
   description: What could be read, as RV(ansible_facts.gpu_memory). Not a fact of the host, because it is incomplete.
   returned: failure because of O(expected_gpus)

@@ -18,6 +18,10 @@ description:
     that a container made for
     itself, where C(fuser) and C(lsof) on the machine find nothing. The driver's own list of compute processes says
     who computes where.
+  - What the holders fork meanwhile is ended as well, as M(gpuops.inference.pct_kill_processes) does it. What somebody
+    else starts again is named and left alone.
+  - The first process of a container, such as a server that Docker runs, is never ended, since the whole container
+    would go down with it. It is spared, and a warning says to restart that container.
   - Processes that keep the machine or the driver running, processes that only watch, and everyone outside O(vmid),
     are spared and named.
   - That no process holds a card does not prove that its memory is free. Read the cards again with
@@ -78,11 +82,12 @@ options:
   term_timeout:
     description:
       - Seconds to wait after SIGTERM. V(0) goes to SIGKILL at once.
+      - A stopped holder gets SIGCONT after SIGTERM, since it could not act on that otherwise.
     type: float
     default: 5
   kill_timeout:
     description:
-      - Seconds to wait after SIGKILL.
+      - Seconds to wait after SIGKILL, all rounds together.
     type: float
     default: 10
   respawn_timeout:
@@ -210,23 +215,32 @@ terminated:
   type: list
   elements: dict
 killed:
-  description: Holders that ended after SIGKILL, as RV(holders).
+  description: Holders that ended after SIGKILL, as RV(holders). Offspring that came meanwhile is among them.
   returned: success, and on failure because of survivors
   type: list
   elements: dict
 survivors:
   description:
     - Holders that should be gone and are not, as RV(holders).
-    - Each also has the C(reason) (V(uninterruptible), V(zombie), V(permission), V(timeout)) and C(wchan), the kernel
-      function it sleeps in.
+    - Each also has the C(reason) (V(uninterruptible), V(zombie), V(permission), V(timeout), V(frozen)) and C(wchan),
+      the kernel function it sleeps in. One whose container is frozen is not signalled.
   returned: success, and on failure because of survivors
   type: list
   elements: dict
 respawned:
-  description: New holders that came while the module was at work, as RV(survivors). C(unit) or C(parent) says by whom.
+  description: New holders that somebody else started while the module was at work, as RV(survivors).
   returned: success, and on failure because of survivors
   type: list
   elements: dict
+  contains:
+    started_by:
+      description:
+        - Who starts it again, V(null) when nobody is to be seen.
+        - With the C(kind) V(unit), a service manager does, and C(unit) is what to stop. With V(process), its parent
+          does, which is described by C(pid), C(container_pid), C(vmid), C(name), C(command), C(state) and C(unit).
+      type: dict
+      sample: {kind: unit, unit: sglang-kimi.service, pid: 24000, container_pid: 1, vmid: 129, name: systemd,
+               command: /sbin/init, state: S}
 scan_complete:
   description: Whether every process of the machine could be looked into. It is not for an ordinary user.
   returned: success, and on failure because of survivors

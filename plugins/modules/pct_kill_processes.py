@@ -14,6 +14,9 @@ description:
   - Ends every process of an LXC container whose name or command line matches a pattern. SIGTERM first, then SIGKILL,
     each with a limit.
   - Then it looks again, and says which processes survived and why, and which were started anew meanwhile and by whom.
+  - What the processes fork meanwhile is ended as well, in rounds and within O(kill_timeout). As soon as such offspring
+    shows, all of it is stopped (SIGSTOP) before it is killed, so that it cannot fork faster than it is killed. What
+    somebody else starts again is named in RV(respawned) and left alone.
   - Run it on the Proxmox node that holds the container (C(delegate_to)).
   - A process is signalled only when it is proven to be the one that was looked at, by its pid and start time. The
     container's init, the
@@ -58,11 +61,12 @@ options:
   term_timeout:
     description:
       - Seconds to wait after SIGTERM. V(0) goes to SIGKILL at once.
+      - A stopped process gets SIGCONT after SIGTERM, since it could not act on that otherwise.
     type: float
     default: 10
   kill_timeout:
     description:
-      - Seconds to wait after SIGKILL.
+      - Seconds to wait after SIGKILL, all rounds together.
     type: float
     default: 10
   respawn_timeout:
@@ -194,24 +198,34 @@ terminated:
   type: list
   elements: dict
 killed:
-  description: Processes that ended after SIGKILL, as RV(matched).
+  description: Processes that ended after SIGKILL, as RV(matched). Offspring that came meanwhile is among them.
   returned: success, and on failure because of survivors
   type: list
   elements: dict
 survivors:
   description:
     - Processes that are still there, as RV(matched).
-    - Each also has the C(reason) (V(uninterruptible), V(zombie), V(permission), V(timeout)) and C(wchan), the kernel
-      function it sleeps in.
+    - Each also has the C(reason) (V(uninterruptible), V(zombie), V(permission), V(timeout), V(frozen)) and C(wchan),
+      the kernel function it sleeps in.
+    - A dead process that its parent does not reap holds nothing and is no survivor. RV(terminated) and RV(killed) name
+      the C(parent).
   returned: success, and on failure because of survivors
   type: list
   elements: dict
 respawned:
-  description: Matching processes that were started while the module was at work, as RV(survivors). C(unit) or
-    C(parent) says by whom.
+  description: Matching processes that somebody else started while the module was at work, as RV(survivors).
   returned: success, and on failure because of survivors
   type: list
   elements: dict
+  contains:
+    started_by:
+      description:
+        - Who starts it again, V(null) when nobody is to be seen.
+        - With the C(kind) V(unit), a service manager does, and C(unit) is what to stop. With V(process), its parent
+          does, which is described by C(pid), C(container_pid), C(vmid), C(name), C(command), C(state) and C(unit).
+      type: dict
+      sample: {kind: unit, unit: sglang-kimi.service, pid: 24000, container_pid: 1, vmid: 129, name: systemd,
+               command: /sbin/init, state: S}
 reason:
   description: Stable code of a failure, such as V(ct_not_on_node), V(ct_frozen), V(attach_failed), V(survivors) or
     V(respawned).

@@ -24,8 +24,9 @@ PLAYBOOK = Path("playbooks") / "restart_inference.yml"
 IMPATIENCE = {
     # The least that still tells hung from slow: SGLang itself answers after 20 s.
     "verified_restart_health_timeout": 21,
+    "verified_restart_hung_after": 1,
     "verified_restart_start_delay": 1,
-    "verified_restart_start_retries": 60,
+    "verified_restart_start_retries": 120,
     # Long enough for the lab's slowest driver, short enough to watch.
     "verified_restart_verify_retries": 8,
 }

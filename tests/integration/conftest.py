@@ -23,6 +23,16 @@ HAS_LXC = (
     and os.environ.get("LAB_BACKEND") != "namespaces"
 )
 
+# Only there is it certain that no process was overlooked, so only there a card without a holder is known as such.
+SEES_ALL = os.geteuid() == 0 and os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run at once, those that share the lab of their file stay together, in one worker."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "lab" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
 
 @pytest.fixture
 def make_lab() -> Iterator[MakeLab]:

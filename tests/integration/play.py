@@ -51,8 +51,9 @@ def play(lab: Lab, *arguments: str, **variables: Any) -> Played:
     extra = {
         "verified_restart_report_dir": str(report),
         "verified_restart_health_timeout": 21,
+        "verified_restart_hung_after": 1,
         "verified_restart_start_delay": 1,
-        "verified_restart_start_retries": 60,
+        "verified_restart_start_retries": 120,
         **variables,
     }
     (report / "kimi.json").unlink(missing_ok=True)

@@ -14,7 +14,14 @@ from tests.integration.conftest import MakeLab
 from tests.integration.play import ansible, run
 from tests.lab.lab import Lab
 
-MODULES = ("gpu_memory_facts", "pct_kill_processes", "nvidia_fuser_reclaim")
+MODULES = (
+    "gpu_memory_facts",
+    "pct_kill_processes",
+    "nvidia_fuser_reclaim",
+    "nvidia_gpu_reset",
+    "inference_leftovers",
+    "inference_health_info",
+)
 
 
 def examples(module: str) -> list[dict[str, Any]]:
@@ -39,8 +46,13 @@ def test_the_examples_run(make_lab: MakeLab, tmp_path: Path) -> None:
         "hosts": "kimi",
         "gather_facts": False,
         "tasks": json.loads(json.dumps(tasks).replace("/dev/nvidia", f"{devices}/nvidia")),
-        # What differs from a real node: where the device nodes are.
-        "module_defaults": {"gpuops.inference.nvidia_fuser_reclaim": {"device_directory": devices}},
+        "vars": {"kimi_api_key": "sk-made-up-0001"},
+        # What differs from real nodes: where the device nodes are, and that nobody is at the addresses.
+        "module_defaults": {
+            "gpuops.inference.nvidia_fuser_reclaim": {"device_directory": devices},
+            "gpuops.inference.nvidia_gpu_reset": {"device_directory": devices},
+            "gpuops.inference.inference_health_info": {"timeout": 1},
+        },
     }
     (tmp_path / "examples.yml").write_text(json.dumps([play]), encoding="utf-8")
     (tmp_path / "inventory.yml").write_text(json.dumps(inventory(lab)), encoding="utf-8")

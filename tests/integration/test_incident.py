@@ -63,3 +63,7 @@ def assert_cured(cured: Played) -> None:
     assert max(mib for index, mib in enumerate(after_kill) if index != 1) <= 51
     assert max(cured.cards_after("verify", 1)) <= 51
     assert [one["name"] for one in cured.result["reclaimed"]["killed"]] == ["pt_main_thread"]
+    # Each of the eight dead ranks left one; nobody allowed to remove them.
+    left = cured.result["leftovers"]
+    assert len([name for name in left["stale"] if name.startswith("sgl_shm_mm_")]) == 8
+    assert (left["removed"], left["listeners"]) == ([], [])

@@ -17,6 +17,9 @@ from tests.tooling.environment import ROOT
 DEMO = ROOT / "scripts" / "demo"
 LIMIT_S = 120
 
+# Each demo writes to build/demo: one at a time.
+pytestmark = pytest.mark.xdist_group("demo")
+
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/demo from another directory."""

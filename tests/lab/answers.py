@@ -8,6 +8,7 @@ from typing import NamedTuple
 _TOKEN = re.compile(r"\s?\w+|\s?[^\w\s]|\s")
 _COUNTING = re.compile(r"\d+(?:\s*,\s*\d+)+\s*,?")
 _SUM = re.compile(r"(\d+)\s*([+*-])\s*(\d+)(\s*=)?")
+_ROWS = re.compile(r"(\d+) rows of (\d+)")
 _OTHERWISE = (
     " The quick brown fox jumps over the lazy dog while the eight cards hum along in their rack and wait for work."
 )
@@ -28,6 +29,7 @@ def tokens(text: str) -> list[str]:
 
 def complete(prompt: str, max_tokens: int) -> Completion:
     """Go on from the prompt for at most `max_tokens` tokens."""
+    prompt = _ROWS.sub(r"\1 * \2", prompt)
     sums, runs = list(_SUM.finditer(prompt)), list(_COUNTING.finditer(prompt))
     if sums:
         left, operator, right, equals = sums[-1].groups()

@@ -47,13 +47,17 @@ def build(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
     inventory.write(
         state, port=port, device_directory=os.path.join(state, "dev"), role_variables=scenario.role_variables
     )
-    if scenario.bystander is not None:
-        say("%s in container %d" % (scenario.bystander.title, scenario.bystander.vmid))
-        _start_bystander(state, containers[scenario.bystander.vmid], scenario.bystander)
+    bystander = scenario.bystander
+    if bystander is not None and not bystander.late:
+        _start_bystander(state, containers[bystander.vmid], bystander, port, say)
+    if scenario.manner:
+        lab_state.write_json(lab_state.server_manner(state), scenario.manner)
     if scenario.started:
         say("server loads (%s)" % ("healthy" if scenario.fault is None else "and will hang"))
-        _start_server(state, scenario, ours)
+        _start_server(state, scenario, ours, port)
     _wait_until_it_stands(state, scenario, ours, port)
+    if bystander is not None and bystander.late:
+        _start_bystander(state, containers[bystander.vmid], bystander, port, say)
     say("scenario %s stands: %s" % (scenario.name, scenario.summary))
 
 
@@ -104,18 +108,14 @@ def _write_tools(state: str, *, lxc: bool) -> None:
         os.chmod(path, 0o755)
 
 
-def _unit_text(state: str, scenario: Scenario, container: Container, port: int) -> str:
+def _server(state: str, scenario: Scenario, container: Container, port: int) -> tuple[list[str], dict[str, str]]:
+    """The server's command line and what it needs in its environment."""
     arguments = ["-m", "sglang.launch_server", "--model-path", "/models/Kimi-K2.5", "--served-model-name", "Kimi-K2.5"]
     arguments += ["--tp-size", "8", "--host", "127.0.0.1", "--port", str(port), "--trust-remote-code"]
-    arguments += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "/models/Kimi-K2.5-eagle3"]
-    arguments += [
-        "--speculative-num-steps",
-        "3",
-        "--speculative-eagle-topk",
-        "1",
-        "--speculative-num-draft-tokens",
-        "4",
-    ]
+    if scenario.algorithm is not None:
+        arguments += ["--speculative-algorithm", scenario.algorithm, "--speculative-num-steps", "3"]
+        arguments += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"]
+        arguments += ["--speculative-draft-model-path", "/models/Kimi-K2.5-eagle3"]
     if scenario.api_key is not None:
         arguments += ["--api-key", scenario.api_key]
     environment = {
@@ -125,21 +125,30 @@ def _unit_text(state: str, scenario: Scenario, container: Container, port: int) 
         lab_state.SERVER_MARK: state,
         DEVICES_MARK: container.device_directory,
     }
+    return [container.python, *arguments], environment
+
+
+def _unit_text(state: str, scenario: Scenario, container: Container, port: int) -> str:
+    argv, environment = _server(state, scenario, container, port)
     lines = ["[Unit]", "Description=SGLang server for Kimi-K2.5", "After=network.target", "", "[Service]"]
     # A dollar sign is special in ExecStart= only.
-    lines.append("ExecStart=%s" % " ".join([units.quote(container.python).replace("$", "$$"), *arguments]))
+    lines.append("ExecStart=%s" % " ".join([units.quote(argv[0]).replace("$", "$$"), *argv[1:]]))
     lines += ["Environment=%s" % units.quote("%s=%s" % item) for item in environment.items()]
     lines += ["StandardOutput=append:%s" % lab_state.server_log(state).replace("%", "%%"), "StandardError=inherit"]
     lines += ["Restart=always", "RestartSec=100ms", "KillMode=%s" % scenario.kill_mode, "TimeoutStopSec=2s"]
     return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
 
 
-def _start_bystander(state: str, container: Container, bystander: Bystander) -> None:
+def _start_bystander(state: str, container: Container, bystander: Bystander, port: int, say: Say) -> None:
+    say("%s in container %d" % (bystander.title, bystander.vmid))
     plan = {
         "title": bystander.title,
         "cards": bystander.cards,
         "mib": bystander.mib,
         "devices": container.device_directory,
+        "port": port if bystander.takes_port else None,
+        "mapped": bystander.mapped,
+        "named": bystander.named,
     }
     # The last argument makes room for the title.
     argv = [container.python, "-S", "-E", lab_state.DOOR, "hold", state, json.dumps(plan), "." * 64]
@@ -147,14 +156,22 @@ def _start_bystander(state: str, container: Container, bystander: Bystander) -> 
     _run(container.attach_argv(argv, clean), "start %s in container %d" % (bystander.title, container.vmid))
 
 
-def _start_server(state: str, scenario: Scenario, container: Container) -> None:
+def _start_server(state: str, scenario: Scenario, container: Container, port: int) -> None:
     if scenario.fault is not None:
         frozen = dstate.freeze(pathlib.Path(state)) if scenario.fault.rank1_frozen else None
         write_to = None if frozen is None else os.path.join(str(frozen), "cache")
         lab_state.write_json(
             lab_state.server_fault(state), {**dataclasses.asdict(scenario.fault), "write_to": write_to}
         )
-    _run(container.service_manager_argv("start", lab_state.UNIT), "start %s" % lab_state.UNIT)
+    if not scenario.supervised:
+        _run(container.service_manager_argv("start", lab_state.UNIT), "start %s" % lab_state.UNIT)
+        return
+    argv, environment = _server(state, scenario, container, port)
+    clean = {"PATH": "/usr/bin:/bin", lab_state.MARK: state}
+    plan = {"argv": argv, "environment": {**clean, **environment}, "output": lab_state.server_log(state)}
+    # The last argument makes room for the title.
+    supervisor = [container.python, "-S", "-E", lab_state.DOOR, "supervise", state, json.dumps(plan), "." * 64]
+    _run(container.attach_argv(supervisor, clean), "start a supervisor")
 
 
 def _run(argv: list[str], what: str) -> None:

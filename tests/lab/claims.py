@@ -92,6 +92,19 @@ def usage(state: str) -> dict[int, Usage]:
     return answer
 
 
+def has_node_open(state: str, card: Card) -> bool:
+    """Whether any process that can be seen from here has the card open, with a claim or without."""
+    node = _node_id(state, card)
+    return any(_holds_node(procfs.open_files(pid), node) for pid in procfs.pids())
+
+
+def forget(state: str, card: Card) -> None:
+    """A reset: what was claimed on the card is gone."""
+    for claim in _read_claims(state):
+        if claim.minor == card.minor:
+            os.unlink(claim.path)
+
+
 def _read_claims(state: str) -> list[_Claim]:
     directory = os.path.join(state, "claims")
     names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []

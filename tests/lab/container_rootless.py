@@ -34,6 +34,8 @@ class RootlessContainer:
 
     def start(self) -> None:
         """See container.Container."""
+        if self._state.startswith("/dev/shm/"):
+            raise LabError("%s is not visible in a container, which has its own /dev/shm." % self._state)
         os.makedirs(os.path.join(self._directory, "units"))
         log_path = os.path.join(self._state, "log", "container-%d.log" % self.vmid)
         # No pipe of the caller may reach the monitor: whoever reads it would wait for the end of the lab.

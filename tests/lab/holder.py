@@ -1,6 +1,8 @@
-"""A process that holds cards and does nothing else: a neighbour's training job, or a monitor that only watches.
+"""A process that holds something and does nothing else: a neighbour's training job, a monitor that only watches, a
+stranger who takes the server's port.
 
-`run.py hold STATE '{"title": ..., "devices": DIR, "cards": [indices], "mib": N or null}'`
+`run.py hold STATE '{"title": ..., "devices": DIR, "cards": [indices], "mib": N or null, "port": N or null,
+"mapped": [names in /dev/shm], "named": [the same, not kept open]}'`; `{pid}` in a name is the process's own.
 """
 
 from __future__ import annotations
@@ -8,10 +10,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import time
 
-from tests.lab import claims
+from tests.lab import claims, segments
+from tests.lab.background import to_the_background
 from tests.lab.cards import CARDS, CONTROL_NODE
 from tests.lab.titles import set_title
+
+_SEGMENT_BYTES = 16384
 
 
 def main(state: str, arguments: list[str]) -> int:
@@ -20,28 +27,30 @@ def main(state: str, arguments: list[str]) -> int:
     Returns in the caller's process only.
     """
     plan = json.loads(arguments[0])
-    if os.fork():
+    if not to_the_background():
         return 0
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    _let_go_of_the_terminal()
     set_title(plan["title"])
+    held: list[object] = []
+    for name in (*plan["mapped"], *plan["named"]):
+        segments.make(name.replace("{pid}", str(os.getpid())), _SEGMENT_BYTES, keep=name in plan["mapped"])
     cards = [CARDS[index] for index in plan["cards"]]
-    if plan["mib"] is None:  # it watches: NVML opens every card, and no nvidia-uvm
-        held: list[object] = [claims.open_nodes(plan["devices"], [CONTROL_NODE, *(card.node_name for card in cards)])]
-    else:
-        held = []
+    if plan["mib"] is not None:
         for card in cards:
             claim = claims.HeldClaim(state, plan["devices"], card)
             claim.set_mib(plan["mib"])
             held.append(claim)
-    while held:
+    elif cards:  # it watches: NVML opens every card, and no nvidia-uvm
+        held.append(claims.open_nodes(plan["devices"], [CONTROL_NODE, *(card.node_name for card in cards)]))
+    if plan["port"] is not None:
+        held.append(_take(plan["port"]))
+    while True:
         signal.pause()
-    return 0
 
 
-def _let_go_of_the_terminal() -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
+def _take(port: int) -> socket.socket:
+    """Listen on a port of 127.0.0.1 as soon as whoever has it lets go."""
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            time.sleep(0.02)

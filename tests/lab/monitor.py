@@ -12,6 +12,7 @@ from tests.lab import state as lab_state
 from tests.lab.titles import set_title
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
+_SHM_OPTIONS = b"mode=1777,size=256m"
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -59,6 +60,8 @@ def _enter(state: str, vmid: int, report: int) -> None:
             with open("/proc/self/%s" % name, "w", encoding="ascii") as stream:
                 stream.write(text)
     _call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+    # A container has a /dev/shm of its own; what its server leaves there goes with it.
+    _call("mount", b"shm", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, _SHM_OPTIONS)
     tools = lab_state.config(state)["tools_inside"]
     _call("mount", os.fsencode(os.path.join(state, "bin")), os.fsencode(tools), None, _MS_BIND, None)
     init = os.fork()

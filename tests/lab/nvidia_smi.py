@@ -75,11 +75,26 @@ def _answer(state: str, arguments: list[str]) -> str:
             raise _StopError(_LOST, sentence)
     if "list" in options:
         return _list(cards)
+    if "persist" in options or "reset" in options:
+        return _change(state, cards, options, fault)
     if "query" in options:
         return _details(state, cards)
     if "gpu" in options or "apps" in options:
         return _table(state, cards, options, lost)
     return _summary(state, cards)
+
+
+def _change(state: str, cards: list[Card], options: dict[str, str], fault: str) -> str:
+    """The calls that change a card."""
+    from tests.lab import gpu_reset  # only here: they are rare
+
+    if "persist" in options:
+        code, text = gpu_reset.persist(state, cards, options["persist"])
+    else:
+        code, text = gpu_reset.reset(state, cards, fault)
+    if code != _OK:
+        raise _StopError(code, text)
+    return text
 
 
 def _hang(state: str) -> None:
@@ -107,8 +122,12 @@ def _parse(arguments: list[str]) -> dict[str, str]:
         "--version": "version",
         "-d": "display",
         "--display": "display",
+        "-pm": "persist",
+        "--persistence-mode": "persist",
+        "-r": "reset",
+        "--gpu-reset": "reset",
     }
-    valueless = ("list", "query", "version")
+    valueless = ("list", "query", "version", "reset")
     options: dict[str, str] = {}
     rest = list(arguments)
     while rest:
@@ -167,6 +186,11 @@ def _table(state: str, cards: list[Card], options: dict[str, str], lost: int | N
     for field in fields:
         if aliases.get(field, field) not in known:
             raise _StopError(_BAD_ARGUMENT, 'Field "%s" is not a valid field to query.\n\n' % field)
+    if "persistence_mode" in fields:
+        off = lab_state.without_persistence(state)
+        for row in rows:
+            if row["index"] in map(str, off) and row["persistence_mode"] == "Enabled":
+                row["persistence_mode"] = "Disabled"
     lines = []
     if "noheader" not in styles:
         # The header keeps its unit also with `nounits`.
@@ -258,6 +282,7 @@ def _app_rows(state: str, cards: list[Card]) -> list[dict[str, str]]:
 def _details(state: str, cards: list[Card]) -> str:
     """The part of `-q` that joins a card with its node and its memory."""
     usage = claims.usage(state)
+    off = lab_state.without_persistence(state)
     lines = ["", "==============NVSMI LOG==============", ""]
     head = ("Timestamp", time.ctime()), ("Driver Version", DRIVER_VERSION), ("CUDA Version", CUDA_VERSION)
     lines += ["%-42s: %s" % pair for pair in (*head, ("\nAttached GPUs", len(CARDS)))]
@@ -267,7 +292,7 @@ def _details(state: str, cards: list[Card]) -> str:
         pairs: list[tuple[int, str, object]] = [
             (4, "Product Name", MODEL),
             (4, "Product Architecture", "Blackwell"),
-            (4, "Persistence Mode", "Enabled"),
+            (4, "Persistence Mode", "Disabled" if card.index in off else "Enabled"),
             (4, "Serial Number", "N/A"),
             (4, "GPU UUID", card.uuid),
             (4, "Minor Number", card.minor),

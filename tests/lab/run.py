@@ -25,6 +25,8 @@ def _main(name: str, state: str, arguments: list[str]) -> int:
         from tests.lab.monitor import main
     elif name == "hold":
         from tests.lab.holder import main
+    elif name == "supervise":
+        from tests.lab.supervisor import main
     else:
         raise SystemExit("%s: no such door" % name)
     return main(state, arguments)

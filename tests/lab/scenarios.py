@@ -24,16 +24,28 @@ class Fault:
     """The memory of rank 1 stays for ever."""
     rank1_frozen: bool = False
     """Rank 1 ends in uninterruptible sleep, writing to a frozen file system."""
+    rank1_deed: str | None = None
+    """What rank 1 does to be hard to end, once it has loaded (hostile.py): 'stop', 'lose_leader' or 'storm'."""
+    door: str = "silent"
+    """The port: 'silent' (takes connections and answers none), 'closed', or 'answers' (all that asks no rank)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bystander:
-    """A process beside the server, started by hand. `mib` None: it only watches."""
+    """A process beside the server, started by hand. `mib` None: it only watches, if it has cards at all."""
 
     vmid: int
     title: str
     cards: tuple[int, ...]
     mib: int | None
+    takes_port: bool = False
+    """It listens on the server's port as soon as the server has let go of it."""
+    mapped: tuple[str, ...] = ()
+    """Segments in /dev/shm that it made and has mapped."""
+    named: tuple[str, ...] = ()
+    """Segments that it made and has neither open nor mapped; `{pid}` is its own."""
+    late: bool = False
+    """It comes when the server has loaded, and so has made nothing of what the server leaves behind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +58,15 @@ class Scenario:
     """None: the server is well; otherwise it is hung."""
     started: bool = True
     kill_mode: str = "process"
+    supervised: bool = False
+    """A supervisor started by hand runs the server, and not the unit."""
     bystander: Bystander | None = None
     api_key: str | None = None
     """What the server asks for. It stands on its command line, as operators do it."""
+    algorithm: str | None = "EAGLE3"
+    """What the server is told to speculate with."""
+    manner: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """How the server serves while it calls itself well (state.server_manner)."""
     role_variables: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -89,6 +107,16 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("healthy", "the server answers"),
         Scenario("api-key", "the server answers whoever has its key", api_key="sk-of-the-lab-0129"),
         Scenario(
+            "wrong-algorithm",
+            "the server answers, and was started with EAGLE in place of EAGLE3: no draft is ever accepted",
+            algorithm="EAGLE",
+        ),
+        Scenario("no-speculation", "the server answers, without speculative decoding", algorithm=None),
+        Scenario("hung-engine", "hung, behind a door that goes on answering", fault=Fault(door="answers")),
+        Scenario("stalled", "hung; every shard is loaded, and its port was never opened", fault=Fault(door="closed")),
+        Scenario("half-speed", "the server answers, at half its speed", manner={"speed": 0.5}),
+        Scenario("degenerate", "the server answers, with one character again and again", manner={"says": "!"}),
+        Scenario(
             "slow-release",
             "hung; the memory of card 1 goes 4 s later than its holder",
             fault=Fault(rank1_linger_s=4),
@@ -111,6 +139,27 @@ SCENARIOS: dict[str, Scenario] = {
             },
         ),
         Scenario(
+            "supervisor",
+            "hung; a supervisor outside of systemd starts it again, and nobody told the role",
+            fault=Fault(),
+            supervised=True,
+            role_variables={
+                "verified_restart_service": "",
+                "verified_restart_start_command": ["systemctl", "start", "sglang-kimi.service"],
+            },
+        ),
+        Scenario(
+            "fork-storm",
+            "hung; rank 1 has children that have children, and whoever ends one gets another",
+            fault=Fault(rank1_deed="storm"),
+        ),
+        Scenario(
+            "zombie-leader",
+            "hung; the first thread of rank 1 has exited, and another one keeps card 1",
+            fault=Fault(rank1_deed="lose_leader"),
+        ),
+        Scenario("stopped", "hung, because rank 1 was stopped, as by Ctrl-Z", fault=Fault(rank1_deed="stop")),
+        Scenario(
             "d-state",
             "hung; rank 1 is in uninterruptible sleep (needs root)",
             fault=Fault(rank1_detached=True, rank1_frozen=True),
@@ -128,6 +177,39 @@ SCENARIOS: dict[str, Scenario] = {
             fault=Fault(),
             bystander=Bystander(129, "nvtop", _ALL_CARDS, None),
         ),
+        Scenario(
+            "port-taken",
+            "hung; a stranger in container 129 takes the server's port as soon as it is free",
+            fault=Fault(),
+            bystander=Bystander(129, "python3 -m http.server", (), None, takes_port=True, late=True),
+        ),
+        Scenario(
+            "stale-shm",
+            "as the incident; the dead server's segments in /dev/shm are to be removed, a living process has others",
+            fault=Fault(rank1_title="pt_main_thread", rank1_detached=True),
+            bystander=Bystander(
+                129,
+                "python3 -m sglang_router.launch_router",
+                (),
+                None,
+                mapped=("psm_11fe11fe",),
+                named=("multi_tokenizer_args_{pid}",),
+                late=True,
+            ),
+            role_variables={"verified_restart_clean_shm": True},
+        ),
         Scenario("dead", "the unit is stopped, every card is idle", started=False),
+        *(
+            Scenario(
+                "load-" + trouble, "stopped; when it is started, %s" % what, started=False, manner={"start": trouble}
+            )
+            for trouble, what in (
+                ("oom", "a card has too little memory at shard 12"),
+                ("sigbus", "a rank dies of SIGBUS at shard 12, as with a full /dev/shm"),
+                ("weights", "the weights are not there"),
+                ("port", "the port is in use after it has loaded"),
+                ("stall", "it stands still at shard 64 of 64, and its log is silent"),
+            )
+        ),
     )
 }

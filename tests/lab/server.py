@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -18,12 +19,17 @@ import threading
 import time
 from typing import Any
 
-from tests.lab import answers, api, worker
+from tests.lab import answers, api, segments, worker
 from tests.lab import state as lab_state
 
 DEVICES_MARK = "GPUOPS_LAB_DEVICES"
 _WARM_UP_S = 0.3
 _GOING_S = 0.7
+_PREFILL_STEP_S = 0.05
+_PREFILL_TOKENS = 512
+# 82 tokens a second without drafts, 163 with a draft model that fits, and 62 with one that does not.
+_SECONDS_A_STEP = 1 / 82
+_COST_OF_DRAFTS = 1.33
 
 
 class Ring:
@@ -69,20 +75,72 @@ class Ring:
 class Engine:
     """See api.Engine."""
 
-    def __init__(self, options: argparse.Namespace, ring: Ring) -> None:
+    def __init__(self, options: argparse.Namespace, ring: Ring, manner_file: str) -> None:
         self.model: str = options.served_model_name or options.model_path
         self.model_path: str = options.model_path
         self.api_key: str | None = options.api_key
         self.status = "starting"
-        self._steps = options.speculative_num_steps if options.speculative_algorithm else 0
+        self._steps: int = options.speculative_num_steps if options.speculative_algorithm else 0
+        self.speculates_with = {name: value for name, value in vars(options).items() if name.startswith("speculative_")}
         # `EAGLE` in place of `EAGLE3` runs, and never gets a token accepted.
-        self._accept_length = 1.0 if options.speculative_algorithm == "EAGLE" else 1 + 0.55 * self._steps
+        self.tokens_a_step = 1.0 if options.speculative_algorithm == "EAGLE" else 1 + 0.55 * self._steps
+        self._manner_file = manner_file
         self._ring = ring
+        self._lock = threading.Lock()
+        self._counts = {"running": 0, "prefilled": 0, "generated": 0}
+
+    @property
+    def seconds_a_step(self) -> float:
+        """A step that also verifies drafts takes longer than one without."""
+        seconds = _SECONDS_A_STEP * (_COST_OF_DRAFTS if self._steps else 1)
+        return float(seconds / self._manner.get("speed", 1.0))
+
+    @property
+    def _manner(self) -> dict[str, Any]:
+        """How it serves while it calls itself well: `speed` (1 is its own), `says` (in place of each token),
+        `prefill_s` (for so long each prompt is read, before the first token comes).
+        """
+        return lab_state.read_json(self._manner_file)
 
     def generate(self, prompt: str, max_tokens: int, timeout_s: float | None) -> dict[str, Any] | None:
         """See api.Engine."""
-        answer = self._ring.ask({"prompt": prompt, "max_tokens": max_tokens}, timeout_s)
-        return None if answer is None else dict(answer["completion"])
+        began = time.monotonic()
+        self._count(running=1)
+        try:
+            if not self._prefill(prompt, timeout_s):
+                return None
+            left = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
+            answer = self._ring.ask({"prompt": prompt, "max_tokens": max_tokens}, left)
+        finally:
+            self._count(running=-1)
+        if answer is None:
+            return None
+        completion = dict(answer["completion"])
+        # The ranks count, so that what they do not answer is not counted.
+        self._count(prefilled=self.prompt_tokens(prompt), generated=completion["tokens"])
+        if "says" in self._manner:
+            completion["text"] = self._manner["says"] * completion["tokens"]
+        return completion
+
+    def _prefill(self, prompt: str, timeout_s: float | None) -> bool:
+        """Read the prompt; its tokens count as they are read. False when that takes too long."""
+        began = time.monotonic()
+        while time.monotonic() < began + self._manner.get("prefill_s", 0):
+            if timeout_s is not None and time.monotonic() > began + timeout_s:
+                return False
+            self._count(prefilled=_PREFILL_TOKENS)
+            time.sleep(_PREFILL_STEP_S)
+        return True
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, number in more.items():
+                self._counts[name] += number
+
+    def counts(self) -> dict[str, int]:
+        """See api.Engine."""
+        with self._lock:
+            return dict(self._counts)
 
     def prompt_tokens(self, prompt: str) -> int:
         """See api.Engine."""
@@ -92,9 +150,9 @@ class Engine:
         """See api.Engine."""
         if not self._steps:
             return {}
-        verified = max(1, round(tokens / self._accept_length))
-        rate = (self._accept_length - 1) / self._steps
-        return {"spec_accept_length": self._accept_length, "spec_accept_rate": rate, "spec_verify_ct": verified}
+        verified = max(1, round(tokens / self.tokens_a_step))
+        rate = (self.tokens_a_step - 1) / self._steps
+        return {"spec_accept_length": self.tokens_a_step, "spec_accept_rate": rate, "spec_verify_ct": verified}
 
 
 def main(arguments: list[str]) -> int:
@@ -110,22 +168,31 @@ def main(arguments: list[str]) -> int:
     )
     leave = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leave.set())
-    children, outlet, inlet = _launch(worker.plans(state, devices, options.tp_size, fault))
-    if fault:
-        return _hang(options)
+    shared = segments.make_of_server()
+    trouble = lab_state.read_json(lab_state.server_manner(state)).get("start")
+    if trouble == "weights":
+        missing = options.model_path + "/model-00001-of-000064.safetensors"
+        _log("FileNotFoundError: [Errno 2] No such file or directory: '%s'" % missing)
+        segments.remove(shared, [])
+        return 1
+    children, outlet, inlet = _launch(worker.plans(state, devices, options.tp_size, fault, trouble))
+    if fault and fault["door"] != "answers":
+        return _hang(options, listens=fault["door"] == "silent")
     ring = Ring(outlet, inlet)
-    if not _loaded(ring, children, leave):
-        _end(children)
+    if not fault and not _loaded(ring, children, leave):
+        _end(children, shared)
         return 0 if leave.is_set() else 1
-    engine = Engine(options, ring)
+    engine = Engine(options, ring, lab_state.server_manner(state))
     try:
+        if trouble == "port":
+            raise OSError(errno.EADDRINUSE, "address already in use")
         server = api.Server((options.host, options.port), engine)
     except OSError as error:
         _log(
             "ERROR:    [Errno %s] error while attempting to bind on address ('%s', %d)"
             % (error.errno, options.host, options.port)
         )
-        _end(children)
+        _end(children, shared)
         return 1
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     leave.wait(_WARM_UP_S)
@@ -138,7 +205,7 @@ def main(arguments: list[str]) -> int:
     _log("SIGTERM received, draining %d requests" % server.under_way)
     while server.under_way and not known_unhealthy:
         time.sleep(0.02)
-    _end(children)
+    _end(children, shared)
     return 0
 
 
@@ -151,7 +218,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument("--api-key")
     parser.add_argument("--speculative-algorithm")
-    parser.add_argument("--speculative-num-steps", type=int, default=0)
+    parser.add_argument("--speculative-num-steps", type=int)
+    parser.add_argument("--speculative-eagle-topk", type=int)
+    parser.add_argument("--speculative-num-draft-tokens", type=int)
     return parser.parse_known_args(arguments)[0]
 
 
@@ -194,8 +263,8 @@ def _loaded(ring: Ring, children: list[int], leave: threading.Event) -> bool:
     return True
 
 
-def _end(children: list[int]) -> None:
-    """Every child goes: SIGTERM, a short wait, SIGKILL."""
+def _end(children: list[int], shared: list[str]) -> None:
+    """Every child goes: SIGTERM, a short wait, SIGKILL. So does all memory that they shared."""
     left = list(children)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
@@ -204,12 +273,13 @@ def _end(children: list[int]) -> None:
         while left and time.monotonic() < deadline:
             left = [pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0]
             time.sleep(0.01)
+    segments.remove(shared, children)
 
 
-def _hang(options: argparse.Namespace) -> int:
-    """The kernel accepts connections, nobody answers them; SIGTERM drains requests that never end."""
-    listener = socket.create_server((options.host, options.port), backlog=128)
-    while listener.fileno() >= 0:
+def _hang(options: argparse.Namespace, *, listens: bool) -> int:
+    """The kernel accepts connections, if any, nobody answers them; SIGTERM drains requests that never end."""
+    listener = socket.create_server((options.host, options.port), backlog=128) if listens else None
+    while listener is None or listener.fileno() >= 0:
         signal.pause()
         _log("SIGTERM received, draining 1 requests")
     return 0

@@ -6,7 +6,9 @@ What lies there:
     bin/  dev/        stand-ins for nvidia-smi, pct, systemctl; the card nodes
     claims/           who holds how much on which card (claims.py)
     faults.json       what nvidia-smi gets wrong now
+    persistence.json  the cards whose persistence mode is off
     server-fault.json what the next start of the server gets wrong, once
+    server-manner.json how the server serves while it calls itself well, and how it starts
     containers/VMID/  what a container must remember
     log/  tmp/        output of the server and of the containers; Ansible's remote_tmp
 """
@@ -67,6 +69,16 @@ def write_json(path: str, value: object) -> None:
     os.replace(partial, path)
 
 
+def persistence(state: str) -> str:
+    """Path of the file that names the cards whose persistence mode is off."""
+    return os.path.join(state, "persistence.json")
+
+
+def without_persistence(state: str) -> set[int]:
+    """Indices of those cards. At first it is on everywhere, without a daemon."""
+    return set(read_json(persistence(state)).get("off", ()))
+
+
 def server_log(state: str) -> str:
     """Path of the server's log."""
     return os.path.join(state, "log", "sglang-kimi.log")
@@ -75,6 +87,11 @@ def server_log(state: str) -> str:
 def server_fault(state: str) -> str:
     """Path of the file that the next start of the server reads and removes."""
     return os.path.join(state, "server-fault.json")
+
+
+def server_manner(state: str) -> str:
+    """Path of the file that says how the server serves. It is read at every request, and a test may write it."""
+    return os.path.join(state, "server-manner.json")
 
 
 def container_directory(state: str, vmid: int) -> str:

@@ -33,6 +33,8 @@ def run(manager: Manager, arguments: list[str], answer: Answer) -> None:
             )
         elif word.startswith("-p") and len(word) > 2:
             options["-p"] = ",".join(filter(None, (options.get("-p"), word[2:])))
+        elif word == "--":
+            words, rest = words + rest, []
         elif word == "--version":
             answer(0, "systemd 252 (the lab's stand-in)\n", "")
             return
@@ -198,6 +200,17 @@ def _show(manager: Manager, names: list[str], options: dict[str, str]) -> tuple[
     return 0, "\n".join(blocks), ""
 
 
+def _cat(manager: Manager, names: list[str], options: dict[str, str]) -> tuple[int, str, str]:
+    texts = []
+    for name in names:
+        path = os.path.join(manager.directory, name)
+        if name not in manager.services:
+            return 1, "", "No files found for %s.\n" % name
+        with open(path, encoding="utf-8") as stream:
+            texts.append("# /etc/systemd/system/%s\n%s" % (name, stream.read()))
+    return 0, "\n".join(texts), ""
+
+
 def _properties(manager: Manager, name: str) -> dict[str, str]:
     service = manager.services.get(name)
     masked = manager.has_flag(name, "masked")
@@ -257,6 +270,7 @@ _IMMEDIATE: dict[str, Callable[[Manager, list[str], dict[str, str]], tuple[int, 
     "daemon-reexec": _reload,
     "reset-failed": _reset_failed,
     "show": _show,
+    "cat": _cat,
     "status": _status,
     "list-units": _list_units,
     "list-unit-files": _list_unit_files,

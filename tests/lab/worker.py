@@ -6,6 +6,7 @@ is answered only when each of them lives and runs, as tensor parallelism has it.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -13,12 +14,13 @@ import sys
 import time
 from typing import IO, NamedTuple
 
-from tests.lab import answers, claims
+from tests.lab import answers, claims, hostile, segments
 from tests.lab.cards import CARDS, MEMORY_TOTAL_MIB, Card
 from tests.lab.titles import set_title
 
 SHARDS = 64
 LOADING_S = 2.0
+_TROUBLED = 3
 _TOKENS_PER_S = 400.0
 
 
@@ -38,13 +40,18 @@ class Plan(NamedTuple):
     linger_s: float = 0
     leak: bool = False
     write_to: str | None = None
+    deed: str | None = None
+    trouble: str | None = None
+    """What happens at the 12th shard: `oom` or `sigbus`. `stall`: nothing any more after the last."""
 
 
-def plans(state: str, devices: str, ranks: int, fault: dict[str, object]) -> list[Plan]:
+def plans(state: str, devices: str, ranks: int, fault: dict[str, object], trouble: str | None) -> list[Plan]:
     """The ranks and the detokenizer; `fault` (scenarios.Fault as JSON, or empty) changes rank 1 and hangs all."""
     made = []
+    hung = bool(fault) or trouble == "stall"
     for card in CARDS[:ranks]:
-        plan = Plan("sglang::scheduler_TP%d" % card.index, state, devices, card, card.server_mib, bool(fault))
+        plan = Plan("sglang::scheduler_TP%d" % card.index, state, devices, card, card.server_mib, hung)
+        plan = plan._replace(trouble=trouble if card.index == _TROUBLED else None)
         if card.index == 1 and fault:
             plan = plan._replace(
                 title=str(fault["rank1_title"] or plan.title),
@@ -53,9 +60,10 @@ def plans(state: str, devices: str, ranks: int, fault: dict[str, object]) -> lis
                 linger_s=float(str(fault["rank1_linger_s"])),
                 leak=bool(fault["rank1_leak"]),
                 write_to=None if fault["write_to"] is None else str(fault["write_to"]),
+                deed=None if fault["rank1_deed"] is None else str(fault["rank1_deed"]),
             )
         made.append(plan)
-    return [*made, Plan("sglang::detokenizer", state, devices, None, 0, bool(fault))]
+    return [*made, Plan("sglang::detokenizer", state, devices, None, 0, hung)]
 
 
 def start(plan: Plan, inlet: int, outlet: int, others: list[int]) -> int:
@@ -87,12 +95,15 @@ def _run(plan: Plan, inlet: int, outlet: int, others: list[int]) -> int:
     set_title(plan.title)
     held = None
     if plan.card is not None:
+        segments.make_of_rank(plan.card.index)
         held = _load(plan, plan.card)
         if held is None:
             return 1
     if plan.write_to is not None:
         with open(plan.write_to, "wb") as stream:
             stream.write(b"the cache of a compiler")
+    if plan.deed is not None:
+        hostile.live(plan.deed)
     while plan.hung:
         signal.pause()
     with os.fdopen(inlet, "rb") as incoming, os.fdopen(outlet, "wb", buffering=0) as outgoing:
@@ -115,6 +126,12 @@ def _load(plan: Plan, card: Card) -> claims.HeldClaim | None:
     for shard in range(1, SHARDS + 1):
         time.sleep(max(0.0, began + LOADING_S * shard / SHARDS - time.monotonic()))
         held.set_mib(plan.mib * shard // SHARDS)
+        if shard == 12 and plan.trouble == "oom":
+            sys.stderr.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7168 MiB.\n")
+            return None
+        if shard == 12 and plan.trouble == "sigbus":
+            faulthandler.enable()  # as SGLang does; it writes what the process died of
+            os.kill(os.getpid(), signal.SIGBUS)
         if card.index == 0:
             progress = "Loading safetensors checkpoint shards: %3d%% Completed | %d/%d" % (
                 100 * shard // SHARDS,

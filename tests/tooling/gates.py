@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 import xml.etree.ElementTree as ET
@@ -93,7 +94,15 @@ def units(options: Options) -> list[Check]:
 
 def lab(options: Options) -> list[Check]:
     """Modules, role and playbook against a host made of real processes; with LXC where it runs as root."""
-    return [_pytest("lab", "tests/integration", options, options.no_skips)]
+    tests, none_skipped = "tests/integration", options.no_skips
+    if os.geteuid() != 0:
+        return [_pytest("lab", tests, options, none_skipped, _workers([PYTHON]))]
+    # Labs of root have a container 129 each, so each worker gets a machine of its own; some tests need the real one.
+    in_machines = _workers([PYTHON, "-m", "tests.tooling.machine"])
+    return [
+        _pytest("lab", tests, options, none_skipped, ["-m", "not alone", *in_machines]),
+        _pytest("lab-alone", tests, options, none_skipped, ["-m", "alone"]),
+    ]
 
 
 GATES = {"lint": lint, "sanity": sanity_tests, "units": units, "lab": lab}
@@ -134,17 +143,38 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(["", *lines, ""])
 
 
-def read_report(path: Path) -> tuple[int, int, int]:
-    """Tests passed, failed and skipped, from JUnit's XML as pytest writes it. Zeros when there is none."""
+@dataclass(frozen=True)
+class Report:
+    """What pytest wrote down: numbers of tests, and the test that took longest, with its seconds."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    slowest: str = ""
+
+
+def read_report(path: Path) -> Report:
+    """Read JUnit's XML as pytest writes it. An empty report when there is none."""
     try:
-        suites = list(ET.parse(path).getroot().iter("testsuite"))
+        root = ET.parse(path).getroot()
     except (OSError, ET.ParseError):
-        return 0, 0, 0
+        return Report()
     total, failures, errors, skipped = (
-        sum(int(suite.get(name, "0")) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
+        sum(int(suite.get(name, "0")) for suite in root.iter("testsuite"))
+        for name in ("tests", "failures", "errors", "skipped")
     )
-    # A test that passed and whose tear-down failed is counted as one test and one error.
-    return max(0, total - failures - errors - skipped), failures + errors, skipped
+    slowest = max(root.iter("testcase"), key=_seconds, default=None)
+    return Report(
+        # A test that passed and whose tear-down failed is counted as one test and one error.
+        passed=max(0, total - failures - errors - skipped),
+        failed=failures + errors,
+        skipped=skipped,
+        slowest="" if slowest is None else f"{slowest.get('name', '')} {_seconds(slowest):.0f} s",
+    )
+
+
+def _seconds(case: ET.Element) -> float:
+    return float(case.get("time", "0"))
 
 
 def _parse() -> argparse.Namespace:
@@ -203,27 +233,37 @@ def _run_check(check: Check, options: Options) -> Outcome:
 
 
 def judge_tests(check: Check, rc: int, seconds: float, options: Options) -> Outcome:
-    """The exit status of pytest decides; its report only says how many."""
-    passed, failed, skipped = read_report(check.report) if check.report is not None else (0, 0, 0)
-    why = f"{passed} passed, {failed} failed, {skipped} skipped"
+    """The exit status of pytest decides; its report only says how many, and which test took longest."""
+    report = read_report(check.report) if check.report is not None else Report()
+    why = f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped"
     if rc == NO_TESTS_COLLECTED and options.keyword is not None:
         return Outcome(check.name, 0, 0, 0, seconds, f"no test matches {options.keyword}")
     if rc == NO_TESTS_COLLECTED:
         why = "no test was found"
-    elif rc != 0 and not failed:
+    elif rc != 0 and not report.failed:
         why = f"pytest ended with {rc}"
-    if check.skips_count_as_failed and skipped:
+    if report.slowest:
+        why += f"; slowest: {report.slowest}"
+    if check.skips_count_as_failed and report.skipped:
         why += "; none may be skipped"
-        return Outcome(check.name, passed, failed + skipped, 0, seconds, why)
-    return Outcome(check.name, passed, failed or int(rc != 0), skipped, seconds, why)
+        return Outcome(check.name, report.passed, report.failed + report.skipped, 0, seconds, why)
+    return Outcome(check.name, report.passed, report.failed or int(rc != 0), report.skipped, seconds, why)
 
 
-def _pytest(name: str, path: str, options: Options, skips_count_as_failed: bool = False) -> Check:
+def _pytest(
+    name: str, path: str, options: Options, skips_count_as_failed: bool = False, more: Sequence[str] = ()
+) -> Check:
     report = BUILD / "reports" / f"{name}.xml"
-    argv: list[Union[str, Path]] = [PYTHON, "-m", "pytest", path, f"--junit-xml={report}"]
+    argv: list[Union[str, Path]] = [PYTHON, "-m", "pytest", path, f"--junit-xml={report}", *more]
     if options.keyword is not None:
         argv += ["-k", options.keyword]
     return Check(name, argv, report=report, skips_count_as_failed=skips_count_as_failed)
+
+
+def _workers(interpreter: processes.Argv) -> list[str]:
+    """Options that let pytest run tests at once: one more than there are cores, because a play often waits."""
+    count = len(os.sched_getaffinity(0)) + 1
+    return ["--dist=loadgroup", f"--tx={count}*popen//python={shlex.join(map(str, interpreter))}"]
 
 
 if __name__ == "__main__":

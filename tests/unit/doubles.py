@@ -24,15 +24,22 @@ from tests.unit.fake_proc import FakeProc
 
 
 class FakeClock:
-    """Time passes only by sleeping. ``at`` is called, with the time, after every sleep."""
+    """Time passes only by sleeping. ``at`` is called, with the time, after every sleep.
 
-    def __init__(self, at: Optional[Callable[[float], None]] = None) -> None:
+    ``boot``: clock ticks since boot at the beginning. Processes of FakeProc start later than 0.
+    """
+
+    def __init__(self, at: Optional[Callable[[float], None]] = None, boot: int = 0) -> None:
         self.time = 0.0
+        self.boot = boot
         self.sleeps: list[float] = []
         self._at = at
 
     def now(self) -> float:
         return self.time
+
+    def ticks(self) -> int:
+        return self.boot + int(self.time * 100)
 
     def sleep(self, seconds: float) -> None:
         assert seconds > 0, "a wait of nothing never ends"
@@ -44,7 +51,8 @@ class FakeClock:
 
 @dataclass
 class FakeKernel:
-    """A Signaller over a fake /proc. A process dies of any signal, unless it is named here by its pid.
+    """A Signaller over a fake /proc. A process dies of SIGTERM (a stopped one once it is continued) and of SIGKILL,
+    unless it is named here by its pid.
 
     ``stubborn`` die of SIGKILL only, ``stuck`` of nothing, ``denied`` may not be signalled, ``lost`` end just before
     the first signal. ``after`` is called after every signal.
@@ -57,6 +65,7 @@ class FakeKernel:
     lost: Sequence[int] = ()
     after: Optional[Callable[[], None]] = None
     sent: list[tuple[int, int]] = field(default_factory=list)
+    pending: set[int] = field(default_factory=set)
     interval: float = 0.05
 
     def send(self, processes: Sequence[Process], number: int) -> dict[Identity, str]:
@@ -79,8 +88,17 @@ class FakeKernel:
         if process.pid in self.denied:
             return DENIED
         self.sent.append((process.pid, number))
-        survives = process.pid in self.stuck or (process.pid in self.stubborn and number != signal.SIGKILL)
-        if not survives:
+        state = self.proc.process(process.pid).state
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self.proc.become(process.pid, "T" if number == signal.SIGSTOP else "S")
+        elif number == signal.SIGTERM and state == "T":
+            self.pending.add(process.pid)
+            return SENT
+        fatal = number == signal.SIGKILL or (
+            process.pid not in self.stubborn
+            and (number == signal.SIGTERM or (number == signal.SIGCONT and process.pid in self.pending))
+        )
+        if fatal and process.pid not in self.stuck:
             self.proc.remove(process.pid)
         return SENT
 
@@ -105,3 +123,18 @@ def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 # Prints a line when it is ready, and ends with its standard input.
 WAITS = "import sys; print(flush=True); sys.stdin.read()"
+
+# Its first thread exits, and it is ready as soon as that shows. Holds the file that it is given, if any.
+DEAD_LEADER = """
+import ctypes, os, sys, threading, time
+files = [os.open(path, os.O_RDWR) for path in sys.argv[1:]]
+def live():
+    deadline = time.monotonic() + 20
+    while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z' and time.monotonic() < deadline:
+        time.sleep(0.001)
+    print(flush=True)
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=live).start()
+ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)
+"""

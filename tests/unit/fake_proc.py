@@ -27,8 +27,11 @@ def raw(text: Text) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def stat_line(pid: int, name: Text, state: str, parent: int, flags: int, threads: int, start: int) -> bytes:
-    head = b"%d (%s) %s %d 1 1 0 -1 %d" % (pid, raw(name), state.encode(), parent, flags)
+def stat_line(
+    pid: int, name: Text, state: str, parent: int, flags: int, threads: int, start: int, job: tuple[int, int] = (1, 1)
+) -> bytes:
+    """``job``: process group and session."""
+    head = b"%d (%s) %s %d %d %d 0 -1 %d" % (pid, raw(name), state.encode(), parent, *job, flags)
     return head + b" 9 9 9 9 8 8 8 8 20 0 %d 0 %d 4096 1 18446744073709551615\n" % (threads, start)
 
 
@@ -60,13 +63,16 @@ class FakeProc:
         namespace: str = HOST,
         flags: int = 0,
         fds: Sequence[Path] = (),
+        job: tuple[int, int] = (1, 1),
     ) -> Process:
-        """``command``: NULs between arguments as the kernel has them. ``inner``: its pids in the namespaces below."""
+        """``command``: NULs between arguments as the kernel has them. ``inner``: its pids in the namespaces below.
+        ``job``: process group and session.
+        """
         start = 100 * pid if start is None else start
         directory = self.root / str(pid)
         (directory / "ns").mkdir(parents=True)
         (directory / "fd").mkdir()
-        stat = stat_line(pid, name, state, parent, flags, threads, start)
+        stat = stat_line(pid, name, state, parent, flags, threads, start, job)
         (directory / "stat").write_bytes(stat)
         pids = "\t".join(map(str, (pid, *inner)))
         owners = "\t".join([str(uid)] * 4)
@@ -110,7 +116,8 @@ class FakeProc:
     def become(self, pid: int, state: str, *, threads: int = 1, wchan: str = "0") -> None:
         """Another state, of the leader and in all that shows it."""
         process = self.process(pid)
-        stat = stat_line(pid, process.name, state, process.parent_pid, 0, threads, process.start_ticks)
+        job = process.group, process.session
+        stat = stat_line(pid, process.name, state, process.parent_pid, 0, threads, process.start_ticks, job)
         (self.root / str(pid) / "stat").write_bytes(stat)
         self.thread(pid, pid, stat=stat, wchan=wchan)
 

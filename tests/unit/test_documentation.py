@@ -15,7 +15,10 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpuops.inference.plugins.doc_fragments import attributes, driver
 from ansible_collections.gpuops.inference.plugins.modules import (
     gpu_memory_facts,
+    inference_canary,
+    inference_leftovers,
     nvidia_fuser_reclaim,
+    nvidia_gpu_reset,
     pct_kill_processes,
 )
 
@@ -23,6 +26,9 @@ MODULES: dict[str, Any] = {
     "gpu_memory_facts": gpu_memory_facts,
     "pct_kill_processes": pct_kill_processes,
     "nvidia_fuser_reclaim": nvidia_fuser_reclaim,
+    "nvidia_gpu_reset": nvidia_gpu_reset,
+    "inference_leftovers": inference_leftovers,
+    "inference_canary": inference_canary,
 }
 
 FRAGMENTS: dict[str, str] = {
@@ -68,6 +74,30 @@ CONTRACT: dict[str, dict[str, tuple[Any, bool]]] = {
         "pct_path": ("pct", False),
         **DRIVER,
     },
+    "inference_leftovers": {
+        "vmid": NONE,
+        "ports": ([], False),
+        "port_timeout": (0, False),
+        "shm_min_age": (30, False),
+        "clean_shm": (False, False),
+        "pct_path": ("pct", False),
+    },
+    "inference_canary": {
+        "url": (None, True),
+        "api_key": NONE,
+        "expect_tokens_per_second": NONE,
+        "expect_accept_length": NONE,
+        "tolerance": (0.1, False),
+        "requests": (4, False),
+        "concurrency": (1, False),
+        "soak": (0, False),
+    },
+    "nvidia_gpu_reset": {
+        "gpus": (None, True),
+        "idle_memory_mib": (100, False),
+        "device_directory": ("/dev", False),
+        **DRIVER,
+    },
 }
 
 PROCESS = {"pid", "container_pid", "vmid", "name", "command", "state", "uid", "start_time", "unit", "parent"}
@@ -89,6 +119,9 @@ RETURNED: dict[str, set[str]] = {
         "respawned",
     },
     "nvidia_fuser_reclaim": {"holders", "spared", "terminated", "killed", "survivors", "respawned"},
+    "inference_canary": {"verdict", "requests", "tokens_per_second", "accept_length", "accept_rate", "sane"},
+    "inference_leftovers": {"listeners", "segments", "shm", "stale", "removed"},
+    "nvidia_gpu_reset": {"gpus", "reset", "before", "after", "holders"},
 }
 
 
@@ -152,7 +185,7 @@ def test_every_option_of_the_contract_is_there_with_its_default(name: str, monke
 
 
 def test_choices_are_those_of_the_contract() -> None:
-    for name in ("gpu_memory_facts", "nvidia_fuser_reclaim"):
+    for name in ("gpu_memory_facts", "nvidia_fuser_reclaim", "nvidia_gpu_reset"):
         assert documentation(name)["options"]["backend"]["choices"] == ["auto", "nvml", "nvidia_smi"]
     assert documentation("pct_kill_processes")["options"]["via"]["choices"] == ["auto", "host", "pct"]
 
@@ -163,7 +196,7 @@ def test_check_mode_is_supported_and_the_attributes_say_so(name: str, monkeypatc
     documented = documentation(name)
     assert "gpuops.inference.attributes" in documented["extends_documentation_fragment"]
     supported = {attribute: fields["support"] for attribute, fields in documented["attributes"].items()}
-    diff = "N/A" if name == "gpu_memory_facts" else "full"
+    diff = "N/A" if name in ("gpu_memory_facts", "inference_canary") else "full"
     assert (supported["check_mode"], supported["diff_mode"], supported["idempotent"]) == ("full", diff, "full")
     assert all(fields["description"] for fields in documented["attributes"].values())
     assert supported["platform"] == "full"
@@ -224,6 +257,15 @@ def test_the_reasons_and_kinds_of_evidence_that_the_code_has_are_documented() ->
     evidence = text_of(documented["holders"]["contains"]["evidence"])
     for code in ("DRIVER", "FD", "THREAD_FD", "MAPPING"):
         assert f"V({getattr(handles, code)})" in evidence
+
+
+def test_the_names_of_segments_and_the_reasons_to_keep_one_are_documented() -> None:
+    memory = importlib.import_module("ansible_collections.gpuops.inference.plugins.module_utils._shared_memory")
+    codes = ("NOT_A_FILE", "FOREIGN_OWNER", "IN_USE", "OWNER_ALIVE", "UNREADABLE", "TOO_YOUNG", "MAKER_MAY_LIVE")
+    text = text_of(returned("inference_leftovers")["segments"]["contains"]["reason"])
+    assert all(f"V({getattr(memory, code)})" in text for code in (*codes, "NOT_REMOVED"))
+    default = documentation("inference_leftovers")["options"]["shm_patterns"]["default"]
+    assert default == list(memory.DEFAULT_NAMES)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -31,7 +31,7 @@ def rows() -> dict[str, tuple[str, str, str]]:
 
 def shown(default: Any) -> str:
     """A default as the table shows it. One that is computed is told in the description."""
-    if default in (None, "", []):
+    if default in (None, "", [], {}):
         return ""
     if isinstance(default, str) and "{{" in default:
         return "computed"

@@ -52,6 +52,12 @@ def test_where_none_may_be_skipped_a_skip_is_a_failure(tmp_path: Path) -> None:
     assert (outcome.word, outcome.failed) == ("fail", 2)
 
 
+def test_the_slowest_test_is_named(tmp_path: Path) -> None:
+    cases = '<testcase name="test_a[x]" time="1.2"/><testcase name="test_b" time="31.6"/><testcase name="test_c"/>'
+    outcome = judged(tmp_path, rc=0, report=f'<testsuites><testsuite tests="3">{cases}</testsuite></testsuites>')
+    assert outcome.why == "3 passed, 0 failed, 0 skipped; slowest: test_b 32 s"
+
+
 def test_table_has_one_line_a_gate() -> None:
     lines = gates.table([Outcome("lint", 7, 0, 0, 12.34, ""), Outcome("lab", 0, 1, 0, 5, "no test was found")]).strip()
     assert lines.splitlines() == [

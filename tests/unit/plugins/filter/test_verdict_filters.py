@@ -11,10 +11,10 @@ from typing import Any, Callable
 import pytest
 import yaml
 
-from ansible_collections.gpuops.inference.plugins.filter import respawn_verdict, restart_verdict
+from ansible_collections.gpuops.inference.plugins.filter import reading_verdict, respawn_verdict, restart_verdict
 from ansible_collections.gpuops.inference.plugins.module_utils._verdict import verdict
 
-FILTERS = {"respawn_verdict": respawn_verdict, "restart_verdict": restart_verdict}
+FILTERS = {"reading_verdict": reading_verdict, "respawn_verdict": respawn_verdict, "restart_verdict": restart_verdict}
 
 BUSY = {
     "all_idle": False,
@@ -56,9 +56,20 @@ def test_restart_verdict_judges_what_it_is_given() -> None:
 
 @pytest.mark.parametrize("nothing", [None, {}, ""])
 def test_restart_verdict_takes_nothing_for_not_free(nothing: Any) -> None:
-    found = filter_of("restart_verdict")(nothing, error="hangs")
+    found = filter_of("restart_verdict")(nothing, failure={"msg": "hangs"})
     assert (found["outcome"], found["reason"].endswith("hangs")) == ("gpus_not_free", True)
 
 
 def test_respawn_verdict_judges_the_result_of_the_kill() -> None:
     assert filter_of("respawn_verdict")({"respawned": []}) is None
+
+
+@pytest.mark.parametrize("nothing", [None, {}, ""])
+def test_reading_verdict_takes_nothing_for_unreadable(nothing: Any) -> None:
+    found = filter_of("reading_verdict")(nothing, failure={"msg": "hangs"})
+    assert (found["outcome"], found["reason"].endswith("hangs")) == ("refused", True)
+
+
+def test_reading_verdict_has_nothing_against_busy_cards() -> None:
+    assert filter_of("reading_verdict")(BUSY) is None
+    assert filter_of("reading_verdict")(BUSY, failure=None) is None

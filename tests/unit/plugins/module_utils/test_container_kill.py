@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Sequence
 
 import pytest
 
-from ansible_collections.gpuops.inference.plugins.module_utils import _container_kill
+from ansible_collections.gpuops.inference.plugins.module_utils import _container_kill, _containers
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed
 from ansible_collections.gpuops.inference.plugins.module_utils._container_kill import KillRequest, kill_processes
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import CommandError, ContainerError
@@ -51,6 +51,7 @@ class Pct:
     status: Answer = field(default_factory=lambda: recorded("pct", "status_running"))
     exec_answer: Optional[Answer] = None
     glued: bool = False
+    after: Optional[Callable[[], None]] = None
     calls: list[list[str]] = field(default_factory=list)
 
     def run(self, argv: Sequence[str], *, timeout: float) -> Completed:
@@ -60,6 +61,8 @@ class Pct:
             answer = completed(self._list(argv[8]) if argv[6] == LIST_SCRIPT else self._signal(argv[8:]))
         if isinstance(answer, Exception):
             raise answer
+        if self.after is not None and argv[1] == "exec" and argv[6] != LIST_SCRIPT:
+            self.after()
         return answer
 
     def _shown(self) -> list[tuple[int, int]]:
@@ -216,7 +219,53 @@ def test_whoever_is_started_again_is_named_with_its_unit_and_left_alone(proc: Fa
     (newcomer,) = result["respawned"]
     assert (newcomer["reason"], newcomer["unit"]) == ("respawned", "sglang-kimi.service")
     assert newcomer["parent"] == {"pid": 4100, "name": "systemd"}
+    assert newcomer["started_by"] == {
+        "kind": "unit",
+        "unit": "sglang-kimi.service",
+        "pid": 4100,
+        "container_pid": 1,
+        "vmid": 129,
+        "name": "systemd",
+        "command": "/sbin/init",
+        "state": "S",
+    }
     assert kernel.sent == [(4242, TERM)]
+
+
+@pytest.mark.parametrize("via", ["host", "pct"])
+def test_offspring_is_killed_too_and_is_no_respawn(proc: FakeProc, via: str) -> None:
+    """Through pct its parent is dead and it stands in no group of ours, so that the time must tell."""
+    proc.remove(4242)
+    proc.add(4242, "sglang::schedul", SCHEDULER, parent=4100, inner=(312,), cgroup=inside(129, UNIT), job=(4242, 4242))
+
+    def fork(*_arguments: Any) -> None:
+        if 4300 not in born:
+            born.append(4300)
+            proc.add(4300, "sglang::schedul", SCHEDULER, parent=4242, inner=(400,), cgroup=inside(129, UNIT))
+
+    born: list[int] = []
+    kernel = FakeKernel(proc, stubborn=[4242], after=fork)
+    made = machine(proc, pct=Pct(proc, after=fork), kernel=kernel)
+    made.clock.boot = 1_000_000  # type: ignore[attr-defined]
+    result = kill_processes(request(via=via), made)
+    ended = {one["container_pid"] for one in [*result["terminated"], *result["killed"]]}
+    assert (ended, result["respawned"], result["survivors"]) == ({312, 400}, [], [])
+    assert result["killed"][-1]["container_pid"] == 400
+
+
+def test_whoever_a_shell_on_the_node_starts_again_is_named_with_that_shell(proc: FakeProc) -> None:
+    """`while true; do pct exec 129 ...; done`: the shell is in no container."""
+    born: list[int] = []
+
+    def respawn() -> None:
+        if not born:
+            born.append(4300)
+            proc.add(4300, "sglang::schedul", SCHEDULER, parent=901, inner=(400,), cgroup=inside(129, "/.lxc"))
+
+    result = kill_processes(request(), machine(proc, kernel=FakeKernel(proc, after=respawn)))
+    (newcomer,) = result["respawned"]
+    by = newcomer["started_by"]
+    assert (by["kind"], by["pid"], by["name"], by["vmid"]) == ("process", 901, "bash", None)
 
 
 def test_the_same_pid_with_a_younger_start_is_a_respawn(proc: FakeProc) -> None:
@@ -295,10 +344,21 @@ def test_the_module_itself_and_its_ancestors_are_never_signalled(
 def test_a_frozen_container_gets_no_signal(proc: FakeProc, monkeypatch: pytest.MonkeyPatch, frozen_pid: int) -> None:
     """C20."""
     monkeypatch.setattr(_container_kill, "frozen", lambda process: process.pid == frozen_pid)
+    monkeypatch.setattr(_containers, "frozen", lambda process: process.pid == frozen_pid)
     kernel = FakeKernel(proc)
     with pytest.raises(ContainerError, match="is frozen") as caught:
         kill_processes(request(), machine(proc, kernel=kernel))
     assert (caught.value.reason, kernel.sent) == ("ct_frozen", [])
+
+
+def test_a_frozen_container_is_not_entered(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pct exec` would hang in it until its time limit."""
+    monkeypatch.setattr(_containers, "frozen", lambda process: process.pid == 4100)
+    pct = Pct(proc)
+    with pytest.raises(ContainerError, match="is frozen") as caught:
+        kill_processes(request(via="pct"), machine(proc, pct=pct))
+    assert caught.value.reason == "ct_frozen"
+    assert [call[1] for call in pct.calls] == ["status"]
 
 
 def test_a_paused_container_within_the_container_is_none_of_our_business(

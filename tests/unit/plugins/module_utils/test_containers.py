@@ -17,6 +17,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._commands import 
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import (
     ContainerStatus,
     classify_pct_failure,
+    container_frozen,
     container_pid_of,
     container_status,
     frozen,
@@ -52,6 +53,8 @@ RUNNING = ContainerStatus(129, "running", 4100, None)
         (("/system.slice/pve-container@129.service",), None),
         (("/lxc",), None),
         (("/lxc/129x/ns",), None),
+        (("/lxc/\u0661\u0662\u0669/ns",), None),
+        ((f"/lxc/{'9' * 5000}/ns",), None),
         (("/system.slice/x/lxc/129/ns",), None),
         (("/",), None),
         ((), None),
@@ -86,7 +89,10 @@ def test_a_stopped_container_is_no_error_and_has_no_init() -> None:
     assert ask(runner) == ContainerStatus(129, "stopped", None, None)
 
 
-@pytest.mark.parametrize(("pid", "init"), [("4100", 4100), ("1", None), ("0", None), ("-1", None), ("x", None)])
+@pytest.mark.parametrize(
+    ("pid", "init"),
+    [("4100", 4100), ("1", None), ("0", None), ("-1", None), ("x", None), ("\u00b2", None), ("9" * 5000, None)],
+)
 def test_only_a_possible_pid_is_the_init_s(pid: str, init: Optional[int]) -> None:
     runner = ScriptedRunner({"status": [completed(f"pid: {pid}\r\nstatus: running\r\nlock: backup\n")]})
     assert ask(runner) == ContainerStatus(129, "running", init, "backup")
@@ -163,7 +169,7 @@ def proc(tmp_path: Path) -> FakeProc:
 
 
 def seen(proc: FakeProc, status: ContainerStatus = RUNNING) -> list[int]:
-    return sorted(process.pid for process in members(status, proc.procfs.processes(), proc.procfs))
+    return sorted(process.pid for process in members(status, proc.procfs))
 
 
 def test_everyone_in_the_container_s_cgroup_belongs_to_it(proc: FakeProc) -> None:
@@ -247,3 +253,28 @@ def test_a_frozen_cgroup_is_seen_in_either_hierarchy(tmp_path: Path, name: str, 
     path.write_text(text)
     process = make_process(cgroups=("/", "/lxc/129/ns/a.service"))
     assert frozen(process, str(tmp_path)) is expected
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["its init is seen", "its init is hidden"])
+def test_a_frozen_container_is_seen_without_entering_it(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    asked: list[str] = []
+
+    def frozen_cgroup(path: str, _root: str = "") -> bool:
+        asked.append(path)
+        return path == "/lxc/129/ns"
+
+    monkeypatch.setattr(_containers, "_frozen_cgroup", frozen_cgroup)
+    proc.container(129, 4100, cgroup="0::/lxc/129/ns\n")
+    status = ContainerStatus(129, "running", 4100 if known else None, None)
+    assert container_frozen(status, proc.procfs)
+    assert asked == (["/lxc/129/ns"] if known else ["/lxc/129", "/lxc/129/ns"])
+
+
+def test_whoever_has_the_pid_of_an_init_that_is_gone_says_nothing_about_the_container(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.add(4100, "bash", cgroup="0::/user.slice\n")
+    monkeypatch.setattr(_containers, "_frozen_cgroup", lambda path, _root="": path == "/user.slice")
+    assert not container_frozen(ContainerStatus(129, "running", 4100, None), proc.procfs)

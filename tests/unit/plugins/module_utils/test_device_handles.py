@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import pytest
 
+from ansible_collections.gpuops.inference.plugins.module_utils import _side_by_side
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import (
     Device,
-    DeviceNumber,
     Holder,
     Scan,
     card_device,
@@ -22,11 +23,11 @@ from ansible_collections.gpuops.inference.plugins.module_utils._device_handles i
     compute_node,
     find_holders,
     named_devices,
-    number_of,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import InputError
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, number_of
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
-from tests.unit.doubles import WAITS, child
+from tests.unit.doubles import DEAD_LEADER, WAITS, child
 from tests.unit.fake_proc import FakeProc, make_process
 from tests.unit.recorded import recorded
 
@@ -37,6 +38,20 @@ NULL, ZERO = Path("/dev/null"), Path("/dev/zero")
 @pytest.fixture
 def proc(tmp_path: Path) -> FakeProc:
     return FakeProc(tmp_path)
+
+
+@pytest.fixture(params=["children", "alone"], autouse=True)
+def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is played twice: with children that look, and where none may be started."""
+    if request.param == "alone":
+        monkeypatch.setattr(os, "fork", no_more_processes)
+
+
+FORK = os.fork
+
+
+def no_more_processes() -> int:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
 def status(mode: int, *, rdev: int = 0, inode: int = 1, device: int = 1) -> os.stat_result:
@@ -232,10 +247,176 @@ def test_who_may_not_be_looked_into_is_counted_and_not_guessed(proc: FakeProc, m
     proc.add(274)
     proc.add(holder, fds=[one])
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", forbidding(os.listdir, ("/1/fd", "/274/fd")))
+        patch.setattr(os, "open", forbidding(os.open, ("/1/fd", "/274/fd")))
         found = scan(proc)
     assert [one.process.pid for one in found.holders] == [holder]
-    assert found.unreadable == 2
+    # The machine's init does not count.
+    assert found.unreadable == 1
+
+
+def test_who_shows_a_table_but_no_handle_could_not_be_looked_into(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root without all capabilities meets this at processes that have more of them."""
+    one = proc.card(3)
+    proc.add(5, fds=[NULL])
+    proc.add(4242, fds=[one])
+    table = proc.root / "5" / "fd"
+    with monkeypatch.context() as patch:
+        for name in ("stat", "readlink"):
+            patch.setattr(os, name, forbidding_in(getattr(os, name), table))
+        found = scan(proc)
+    assert only(found).process.pid == 4242
+    assert found.unreadable == 1
+
+
+def test_a_file_that_its_file_system_hides_hides_no_other_handle(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE refuses root, too: the file cannot be looked at, but the link to it can."""
+    one = proc.card(3)
+    proc.add(4242, fds=[NULL, one])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", forbidding_in(os.stat, proc.root / "4242" / "fd", names=("0",)))
+        found = scan(proc)
+    assert only(found).process.pid == 4242
+    assert found.unreadable == 0
+
+
+def forbidding_in(function: Callable[..., Any], table: Path, names: Sequence[str] = ()) -> Callable[..., Any]:
+    """``function``, but for the handles of one table (only for ``names``, where there are any)."""
+    inode = table.stat().st_ino
+
+    def forbid(path: Any, *arguments: Any, dir_fd: Optional[int] = None, **options: Any) -> Any:
+        if dir_fd is not None and os.fstat(dir_fd).st_ino == inode and (not names or path in names):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return function(path, *arguments, dir_fd=dir_fd, **options)
+
+    return forbid
+
+
+def test_a_dead_leader_s_table_is_closed_to_its_user_but_its_threads_are_open(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = proc.card(3)
+    proc.add(4242, state="Z", threads=2)
+    proc.thread(4242, 4243, fds=[one])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", forbidding(os.open, ("/4242/fd",)))
+        found = scan(proc)
+    assert only(found).evidence_list == ["thread_fd"]
+    assert found.unreadable == 0
+
+
+def test_who_has_closed_threads_could_not_be_looked_into(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = proc.card(3)
+    proc.add(4242, threads=2, fds=[one])
+    proc.thread(4242, 4243, fds=[one])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", forbidding(os.open, ("/4242/fd", "/4243/fd")))
+        assert scan(proc) == Scan((), 1)
+
+
+def test_closed_mappings_do_not_hide_a_handle_and_are_counted_without_one(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = proc.card(3)
+    for pid, handle in ((4242, one), (4243, NULL)):
+        proc.add(pid, fds=[handle])
+        proc.mapping(pid, NULL)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", forbidding(os.open, ("/maps",)))
+        found = scan(proc)
+    assert only(found).process.pid == 4242
+    assert found.unreadable == 1
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[0, 1, 2], *([0, number] for number in range(8, 13)), [5], [0, 1, 1023], [70000], list(range(1, 200, 3))],
+)
+def test_a_handle_is_found_whatever_its_number(proc: FakeProc, numbers: list[int]) -> None:
+    one = proc.card(3)
+    proc.add(4242)
+    for number in numbers:
+        (proc.root / "4242" / "fd" / str(number)).symlink_to(one if number == numbers[-1] else NULL)
+    assert only(scan(proc)).evidence_list == ["fd"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, *range(10, 16), 255, 1023, 1024, 3000])
+def test_a_real_handle_is_found_whatever_its_number(tmp_path: Path, number: int) -> None:
+    """The kernel tells how many handles there are, so a table without many holes is not listed."""
+    path = tmp_path / "card"
+    path.touch()
+    limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if number >= limit:
+        pytest.skip(f"the limit on handles is {limit}")
+    holds = (
+        "import os, signal, sys; say = os.dup(1); os.dup2(os.open(sys.argv[1], 0), int(sys.argv[2]));"
+        "os.write(say, b'\\n'); signal.pause()"
+    )
+    with child(holds, str(path), str(number)) as process:
+        assert holders_of(path)[process.pid].evidence_list == ["fd"]
+
+
+def test_handles_that_are_closed_during_the_look_hide_no_other(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = proc.card(3)
+    proc.add(4242)
+    (proc.root / "4242" / "fd" / "3000").symlink_to(one)
+    list_names, closed = os.listdir, [str(number) for number in range(2000, 2100)]
+    monkeypatch.setattr(
+        os, "listdir", lambda path: [*closed, *list_names(path)] if type(path) is int else list_names(path)
+    )
+    assert only(scan(proc)).evidence_list == ["fd"]
+
+
+def test_an_ordinary_user_recognises_the_node_itself_among_mappings(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only root may follow map_files; maps has the file system and the inode of the node, as fuser compares them."""
+    one = proc.card(3)
+    file_system, inode = one.stat().st_dev, one.stat().st_ino
+    proc.add(4242)
+    proc.mapping(4242, one, device=f"{os.major(file_system):02x}:{os.minor(file_system):02x}", inode=inode)
+    proc.add(4243)
+    proc.mapping(4243, NULL, inode=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", forbidding(os.stat, ("map_files",)))
+        found = scan(proc)
+    assert (only(found).process.pid, only(found).evidence_list) == (4242, ["mapping"])
+
+
+def test_among_many_each_holder_is_found_once(proc: FakeProc) -> None:
+    one = proc.card(3)
+    for pid in range(100, 160):
+        proc.add(pid, fds=[one] if pid % 7 == 0 else [NULL])
+    assert [holder.process.pid for holder in scan(proc).holders] == [pid for pid in range(100, 160) if pid % 7 == 0]
+
+
+def test_only_the_named_are_looked_at(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = proc.card(3)
+    for pid in (4242, 4243):
+        proc.add(pid, fds=[one])
+    monkeypatch.setattr(ProcFs, "pids", lambda self: pytest.fail("it looked at all"))
+    device = card_device(str(proc.devices), 3, 1)
+    assert only(find_holders([device], None, proc.procfs, pids=[4243, 4244])).process.pid == 4243
+
+
+def test_a_process_at_which_the_kernel_never_answers_is_not_waited_for(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory may be locked by a thread that sleeps in the driver: then whoever reads its maps sleeps, too."""
+    monkeypatch.setattr(os, "fork", FORK)
+    one = proc.card(3)
+    for pid in range(100, 148):
+        proc.add(pid, fds=[one])
+    (proc.root / "120" / "maps").unlink(missing_ok=True)
+    os.mkfifo(proc.root / "120" / "maps")
+    monkeypatch.setattr(_side_by_side, "STALL_SECONDS", 0.7)
+    found = scan(proc)
+    assert 120 not in {holder.process.pid for holder in found.holders}
+    assert 1 <= found.unreadable <= 12
+    assert len(found.holders) + found.unreadable == 48
 
 
 def forbidding(function: Callable[..., Any], places: Sequence[str]) -> Callable[..., Any]:
@@ -280,19 +461,6 @@ print(flush=True)
 sys.stdin.read()
 """
 
-DEAD_LEADER = """
-import ctypes, os, sys, threading
-fd = os.open(sys.argv[1], os.O_RDWR)
-def live():
-    while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z':
-        pass
-    print(flush=True)
-    sys.stdin.read()
-    os._exit(0)
-threading.Thread(target=live).start()
-ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)
-"""
-
 
 def holders_of(path: Path) -> dict[int, Holder]:
     device = Device(str(path), number_of(os.stat(path)), 1)
@@ -301,8 +469,6 @@ def holders_of(path: Path) -> dict[int, Holder]:
 
 @pytest.mark.parametrize("how", ["fd", "mapping"])
 def test_a_real_holder_of_a_file_is_found(tmp_path: Path, how: str) -> None:
-    if how == "mapping" and os.geteuid() != 0:
-        pytest.skip("only root may follow /proc/PID/map_files")
     path = tmp_path / "card"
     path.write_bytes(b"\0" * 4096)
     with child(HOLDS, str(path), how) as process:
@@ -320,16 +486,32 @@ def test_a_real_holder_of_a_device_is_found_by_its_number(tmp_path: Path) -> Non
     assert holder.gpus == {1}
 
 
-def test_a_real_dead_leader_with_a_living_thread_is_a_holder(tmp_path: Path) -> None:
-    """B27: /proc/PID/fd and cmdline are empty, and fuser finds nothing."""
+# The leader maps the file, lets go of the handle, and exits.
+DEAD_LEADER_WITH_A_MAPPING = f"""
+import ctypes, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+mmap = ctypes.CDLL(None).mmap
+mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+mmap(None, 4096, 3, 1, fd, 0)
+os.close(fd)
+del sys.argv[1:]
+{DEAD_LEADER}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "evidence"), [(DEAD_LEADER, "thread_fd"), (DEAD_LEADER_WITH_A_MAPPING, "mapping")], ids=["fd", "mapping"]
+)
+def test_a_real_dead_leader_with_a_living_thread_is_a_holder(tmp_path: Path, code: str, evidence: str) -> None:
+    """B27: /proc/PID/fd, maps and cmdline are empty, and fuser finds nothing."""
     path = tmp_path / "card"
-    path.touch()
-    with child(DEAD_LEADER, str(path)) as process:
+    path.write_bytes(b"\0" * 4096)
+    with child(code, str(path)) as process:
         holder = holders_of(path)[process.pid]
         seen = ProcFs().process(process.pid)
     assert seen is not None
     assert (seen.state, seen.gone) == ("Z", False)
-    assert holder.evidence_list == ["thread_fd"]
+    assert holder.evidence_list == [evidence]
     assert str(path) in holder.process.command
 
 

@@ -8,7 +8,7 @@ from typing import Iterator, Optional
 
 import pytest
 
-from ansible_collections.gpuops.inference.plugins.module_utils import _nvml
+from ansible_collections.gpuops.inference.plugins.module_utils import _driver
 from ansible_collections.gpuops.inference.plugins.module_utils._driver import cards_in_proc, read_driver
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import CommandError, DriverError
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import DriverReading
@@ -68,6 +68,14 @@ def test_a36_the_minor_comes_by_bus_id_from_the_kernel_module(tmp_path: Path) ->
         add_card(tmp_path, values["Bus Location"].strip().removeprefix("0000"), int(values["Device Minor"]))
     runner = runner_with(gpu=completed("".join(INCIDENT.stdout.splitlines(keepends=True)[:3])))
     assert [(gpu.index, gpu.minor) for gpu in read_with(runner, tmp_path).gpus] == [(0, 2), (1, 3), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    "text", ["Device Minor:\n7\n", "IRQ: 5\rDevice Minor: 7\n", "Device Minor: 7 8\n", "Device Minor: \n"]
+)
+def test_a_minor_stands_on_its_own_line_or_is_not_known(tmp_path: Path, text: str) -> None:
+    add_card(tmp_path, "0000:0f:00.0", None, text)
+    assert [(card.pci_bus_id, card.minor) for card in cards_in_proc(str(tmp_path))] == [("0000:0f:00.0", None)]
 
 
 def test_the_details_are_not_asked_for_when_the_kernel_module_says_it(tmp_path: Path) -> None:
@@ -147,14 +155,14 @@ def test_a38_a_missing_tool_is_not_a_machine_without_cards(tmp_path: Path) -> No
 
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nvml, "is_importable", lambda: True)
-    monkeypatch.setattr(_nvml, "has_library", lambda: True)
+    monkeypatch.setattr(_driver, "has_nvml_binding", lambda: True)
+    monkeypatch.setattr(_driver, "has_nvml_library", lambda: True)
 
 
 def test_auto_does_not_start_a_child_for_a_library_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_nvml, "is_importable", lambda: False)
+    monkeypatch.setattr(_driver, "has_nvml_binding", lambda: False)
     runner = runner_with()
     assert read_with(runner, tmp_path, backend="auto").backend == "nvidia_smi"
     assert {call[0] for call in runner.calls} == {"/opt/nvidia-smi"}
@@ -196,8 +204,8 @@ def test_nvml_alone_fails_clearly_when_it_does_not_work(tmp_path: Path) -> None:
 def test_auto_does_not_start_a_process_for_nvml_where_the_drivers_library_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_nvml, "is_importable", lambda: True)
-    monkeypatch.setattr(_nvml, "has_library", lambda: False)
+    monkeypatch.setattr(_driver, "has_nvml_binding", lambda: True)
+    monkeypatch.setattr(_driver, "has_nvml_library", lambda: False)
     runner = runner_with(nvml=completed(NVML))
     assert read_with(runner, tmp_path, backend="auto").backend == "nvidia_smi"
     assert not any("pynvml" in " ".join(argv) for argv in runner.calls)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Optional, Sequence
 
 import pytest
@@ -175,6 +176,38 @@ def test_minors_come_from_the_blocks_of_the_details() -> None:
     assert sorted(minors.values()) == list(range(8))
     assert parse_minors("GPU 00000000:0F:00.0\n    Minor Number      : N/A\n") == {}
     assert parse_minors("    Minor Number      : 4\n") == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x\n    Minor Number : 0",
+        "x\nGPU 00000000:D6:00.0\n    Minor Number : 0",
+        "x\n    Minor Number : 0\nGPU 00000000:0F:00.0",
+        "x\x85    Minor Number : 0",
+    ],
+)
+def test_a_process_that_calls_itself_a_card_gives_no_card_another_minor(name: str) -> None:
+    """Its name is printed below its card. With another minor, the holders of another card would be ended."""
+    details = recorded("nvidia_smi", "incident_details").stdout
+    first, *others = re.split(r"(?m)^(?=GPU 00000000:15)", details)
+    forged = parse_minors("".join([first, f"    Processes\n        Name : {name}\n", *others]))
+    assert forged.items() <= parse_minors(details).items()
+    assert len(forged) >= 6
+
+
+def test_a_card_without_a_minor_gets_none_from_a_process() -> None:
+    text = "GPU 00000000:0F:00.0\n    Minor Number : N/A\n    Processes\n        Name : x\n    Minor Number : 0\n"
+    assert parse_minors(text) == {}
+
+
+@pytest.mark.parametrize("separator", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_only_a_newline_ends_a_row(separator: str) -> None:
+    row = "0, GPU-0, 00000000:0F:00.0, 97887, 3, 97264, 580, NVIDIA"
+    cards = parse_cards(f"{row}{separator}{row}\r\n1{row[1:]}\r\n", CARD_FIELDS)
+    assert [gpu.index for gpu in cards.gpus] == [0, 1]
+    assert parse_processes(f"GPU-0, 42, 3{separator}GPU-0, 43, 3\n", PROCESS_FIELDS) == ((), 1)
+    assert parse_list(f"GPU 0: x (UUID: GPU-0){separator}GPU 1: x (UUID: GPU-1)\n")[0] == (0,)
 
 
 @given(text=NVIDIA_SMI_TEXT)

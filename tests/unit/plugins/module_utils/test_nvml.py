@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed, SystemRunner
+from ansible_collections.gpuops.inference.plugins.module_utils._driver import has_nvml_binding
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import CommandError, DriverError, GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import ComputeProcess, DriverReading
-from ansible_collections.gpuops.inference.plugins.module_utils._nvml import is_importable, parse, read
+from ansible_collections.gpuops.inference.plugins.module_utils._nvml import parse, read
 from tests.unit.recorded import FIXTURES, completed
 
 
@@ -125,7 +126,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="nvidia-ml-py is not installed")
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a driver")
 def test_the_real_library_without_a_driver_says_so() -> None:
-    assert is_importable()
+    assert has_nvml_binding()
     with pytest.raises(DriverError) as caught:
         read(ask_system, processes=True)
     assert caught.value.reason in ("library_not_found", "driver_not_loaded")
@@ -133,11 +134,11 @@ def test_the_real_library_without_a_driver_says_so() -> None:
 
 def test_importable_means_found_and_an_interpreter_to_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not is_importable()
+    assert not has_nvml_binding()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert is_importable()
+    assert has_nvml_binding()
     monkeypatch.setattr(sys, "executable", "")
-    assert not is_importable()
+    assert not has_nvml_binding()
 
 
 def test_a33_pids_that_mean_groups_or_nobody_are_counted_and_dropped() -> None:

@@ -124,6 +124,16 @@ def test_the_listing_sees_what_the_reader_of_proc_sees(shell: list[str], proc: F
     assert by_pid(listing) == {process.pid: process for process in proc.procfs.processes()}
 
 
+def test_a_dead_leader_is_listed_with_the_command_of_its_living_threads(shell: list[str], proc: FakeProc) -> None:
+    proc.add(20, "sglang::schedul", state="Z", threads=2)
+    proc.thread(20, 21, command="sglang::scheduler_TP1\0--tp\0")
+    proc.thread(20, 22, command="sglang::scheduler_TP1\0--tp\0")
+    proc.add(30, "gone", state="Z")
+    listed = {one.pid: one for one in container(Inside(shell, proc.root)).list_processes().processes}
+    assert (listed[20].command.replace(" ", ""), listed[20].gone) == ("sglang::scheduler_TP1--tp", False)
+    assert (listed[30].command, listed[30].gone) == ("", True)
+
+
 def test_a_title_that_copies_the_call_s_own_word_forges_no_process(shell: list[str], proc: FakeProc) -> None:
     """Everyone inside can read it in the command line of the listing shell."""
     stat = stat_line(1234, "sglang", "S", 1, 0, 1, 1).decode()
@@ -281,6 +291,7 @@ def test_nothing_that_a_user_gave_is_part_of_a_script() -> None:
 
 
 def test_every_call_has_a_word_of_its_own(proc: FakeProc) -> None:
+    proc.add(7)
     runner = Inside(["/bin/sh"], proc.root)
     for _turn in range(2):
         container(runner).list_processes()
@@ -344,6 +355,25 @@ def test_a_listing_that_broke_off_gives_away_no_command_line(proc: FakeProc, mon
     assert caught.value.fields["stdout"] == "Welcome\n"
 
 
+def test_a_real_child_is_stopped_and_continued(shell: list[str]) -> None:
+    """A storm is stopped before it is killed; each architecture has its own numbers for these."""
+    with child(WAITS) as process:
+        seen = ProcFs().process(process.pid)
+        assert seen is not None
+        for number, state in ((signal.SIGSTOP, "T"), (signal.SIGCONT, "S")):
+            assert container(Inside(shell)).send([seen], number) == {seen.identity: "sent"}
+            assert wait_for_state(process.pid, state) == state
+
+
+def wait_for_state(pid: int, wanted: str) -> str:
+    stat = ProcFs().stat(pid)
+    for _look in range(1000):
+        if stat is None or stat.state == wanted:
+            break
+        stat = ProcFs().stat(pid)
+    return stat.state if stat is not None else "gone"
+
+
 def test_a_hung_pct_is_named_as_such_and_gives_a_way_out() -> None:
     error = CommandError("pct gave no answer", reason="timeout")
     with pytest.raises(ContainerError, match=r"gave no answer within 30 s\. The container may be frozen") as caught:
@@ -374,6 +404,7 @@ BEGIN = f"{WORD} begin 7 raw {MARK}\n"
         BEGIN + block() + f"{WORD} done\n",
         f"{WORD} begin x raw {MARK}\n{MARK} done\n",
         f"{WORD} begin 7 raw\n{MARK} done\n",
+        f"{WORD} begin {'9' * 5000} raw {MARK}\n{MARK} done\n",
         f"another {BEGIN}{MARK} done\n",
     ],
 )
@@ -395,6 +426,20 @@ def test_the_children_of_the_listing_shell_are_left_out_and_the_shell_is_not() -
     assert (listing.shell_pid, [process.pid for process in listing.processes]) == (7, [7])
 
 
+@pytest.mark.parametrize("uid", ["\u00b2", "9" * 5000, "-1", "x", ""])
+def test_an_owner_that_is_no_number_is_unknown(uid: str) -> None:
+    owner = f"{MARK} stat\n{stat_line(8, 'x', 'S', 1, 0, 1, 5).decode()}{MARK} status\nUid:\t{uid}\n"
+    listing = parse_listing(f"{BEGIN}{owner}{MARK} cgroup\n{MARK} command\n\n{MARK} done\n", WORD)
+    assert [(one.pid, one.uid) for one in listing.processes] == [(8, None)]
+
+
+def test_a_listing_of_nobody_is_no_listing(shell: list[str], tmp_path: Path) -> None:
+    """A container without a /proc, or without the /dev/null that hides the gaps in it."""
+    with pytest.raises(ContainerError, match="sees no process at all") as caught:
+        container(Inside(shell, tmp_path)).list_processes()
+    assert caught.value.reason == "attach_failed"
+
+
 @pytest.mark.parametrize("stat", ["", "garbage\n", "0 (x) S " + "1 " * 30 + "\n"])
 def test_a_block_without_a_process_is_none(stat: str) -> None:
     broken = f"{MARK} stat\n{stat}{MARK} status\n{MARK} cgroup\n{MARK} command\n\n"
@@ -403,6 +448,7 @@ def test_a_block_without_a_process_is_none(stat: str) -> None:
 
 def test_only_answers_of_this_call_count() -> None:
     output = f"{WORD} sent 10\nother sent 11\n{WORD} gone 12\n{WORD} denied 13\n{WORD} sent 014\n{WORD} sent -1\n"
+    output += f"{WORD} sent {'9' * 5000}\n"
     assert parse_answers(output, WORD) == [(10, "sent"), (12, "gone"), (13, "denied")]
 
 

@@ -14,6 +14,8 @@ import pytest
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import (
     Identity,
     ProcFs,
+    first_number,
+    numbers,
     parse_cgroups,
     parse_command,
     parse_stat,
@@ -56,6 +58,45 @@ def test_the_name_in_stat_may_hold_anything(name: str) -> None:
 )
 def test_a_stat_that_broke_off_is_no_process(text: str) -> None:
     assert parse_stat(text) is None
+
+
+@pytest.mark.parametrize("start", ["9" * 20, "9" * 400, "9" * 5000, "-1"])
+def test_a_start_time_that_cannot_be_is_no_process(start: str) -> None:
+    """400 digits were a number, but none that a time could be made of."""
+    line = stat_line(4242, "x", "S", 1, 0, 1, 0).decode().split()
+    assert parse_stat(" ".join([*line[:21], start, *line[22:]])) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1000\t1001", 1000),
+        ("", None),
+        ("x", None),
+        ("-1", None),
+        ("\u00b2", None),
+        ("\u0661", None),
+        ("9" * 5000, None),
+    ],
+)
+def test_a_number_is_what_the_kernel_prints_as_one(text: str, number: Optional[int]) -> None:
+    """`isdigit` lets a superscript through, at which `int` fails; `int` takes Arabic digits, and fails at 5,000."""
+    assert first_number(text) == number
+    assert list(numbers([*text.split(), "7"])) == [*([1000, 1001] if number else []), 7]
+
+
+def test_names_in_a_proc_that_are_no_numbers_are_nobody(proc: FakeProc) -> None:
+    proc.add(4242)
+    for name in ("\u00b2", "\u0661\u0662", "9" * 200, "-1"):
+        (proc.root / name).mkdir()
+        (proc.root / "4242" / "task" / name).mkdir()
+    assert proc.procfs.pids() == [4242]
+    assert proc.procfs.uninterruptible_task(4242) is None
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_a_file_that_is_not_there(proc: FakeProc, name: str) -> None:
+    assert proc.procfs.read_text(name) is None
 
 
 def test_status_is_keys_and_values() -> None:

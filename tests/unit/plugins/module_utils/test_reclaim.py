@@ -90,7 +90,8 @@ class World:
         }
         runner = ScriptedRunner({"status": [recorded("pct", self.status)]})
         self.kernel = kernel or FakeKernel(self.proc)
-        machine = Machine(runner, self.proc.procfs, FakeClock(at), self.kernel, dry_run)
+        self.clock = FakeClock(at)
+        machine = Machine(runner, self.proc.procfs, self.clock, self.kernel, dry_run)
         return reclaim(ReclaimRequest(**{**fields, **options}), machine)
 
 
@@ -295,6 +296,70 @@ def test_whoever_takes_the_card_again_is_named_with_its_unit(world: World) -> No
     (newcomer,) = result["respawned"]
     assert (newcomer["unit"], newcomer["gpus"], newcomer["evidence"]) == ("sglang-kimi.service", [1], ["fd"])
     assert world.kernel.sent == [(11, TERM)]
+
+
+def test_who_starts_it_again_is_named(world: World) -> None:
+    world.proc.add(7, "supervisord", "supervisord\0-n\0", cgroup="0::/system.slice/supervisor.service\n")
+    world.holder(11, parent=7, cgroup="0::/system.slice/supervisor.service\n")
+
+    def respawn() -> None:
+        if 20 not in world.proc.procfs.pids():
+            world.holder(20, parent=7, cgroup="0::/system.slice/supervisor.service\n")
+
+    (newcomer,) = world.run(kernel=FakeKernel(world.proc, after=respawn))["respawned"]
+    by = newcomer["started_by"]
+    assert (by["kind"], by["pid"], by["name"], by["unit"]) == ("process", 7, "supervisord", "supervisor.service")
+    assert by["command"] == "supervisord -n"
+
+
+def test_a_child_that_inherits_the_card_meanwhile_is_ended_too(world: World) -> None:
+    world.holder(11)
+    born: list[int] = []
+
+    def fork() -> None:
+        if not born:
+            born.append(20)
+            world.holder(20, parent=11)
+
+    result = world.run(kernel=FakeKernel(world.proc, stubborn=[11, 20], after=fork))
+    assert pids(result) == {"holders": [11], "killed": [11, 20]}
+    assert (result["killed"][1]["gpus"], result["killed"][1]["evidence"]) == ([1], ["fd"])
+
+
+def test_whoever_is_frozen_is_named_at_once_and_not_signalled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signals would take effect at the end of the backup, on a server that may be meant to run on."""
+    monkeypatch.setattr(_reclaim, "frozen", lambda process: process.pid == 11)
+    world.holder(11)
+    world.holder(12)
+    result = world.run()
+    assert pids(result) == {"holders": [11, 12], "terminated": [12], "survivors": [11]}
+    assert (result["survivors"][0]["reason"], world.kernel.sent) == ("frozen", [(12, TERM)])
+    assert world.clock.time <= 1
+    again = world.run()
+    assert (again["changed"], pids(again), world.clock.time) == (False, {"holders": [11], "survivors": [11]}, 0)
+
+
+def test_a_server_that_is_the_first_process_of_its_container_is_spared_and_the_way_out_is_named(world: World) -> None:
+    """As Docker runs it on the machine itself."""
+    world.holder(11, "python3", inner=(1,), namespace="pid:[11]", cgroup="0::/system.slice/docker-1f2e.scope\n")
+    result = world.run()
+    assert (spared(result), world.kernel.sent, result["changed"]) == ({11: "container_init"}, [], False)
+    assert result["warnings"][-1] == (
+        "11 (python3, unit docker-1f2e.scope) holds a card and was not signalled: it is the first process of its "
+        "container, which would go down with it. Restart that container instead."
+    )
+
+
+def test_a_watcher_that_turns_to_computing_meanwhile_is_no_respawn(world: World) -> None:
+    world.holder(11)
+    world.holder(14, "nvtop", uvm=False)
+
+    def turn() -> None:
+        handle = world.proc.root / "14" / "fd" / "9"
+        if not handle.is_symlink():
+            handle.symlink_to(world.uvm)
+
+    assert "respawned" not in pids(world.run(kernel=FakeKernel(world.proc, after=turn)))
 
 
 def test_a_watcher_that_comes_meanwhile_is_no_respawn(world: World) -> None:

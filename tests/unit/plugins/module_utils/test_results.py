@@ -189,6 +189,7 @@ def test_nobody_left_is_no_error() -> None:
         ("zombie", "its first thread is dead"),
         ("permission", "run as root"),
         ("timeout", "raise kill_timeout"),
+        ("frozen", "wait for the backup that froze it"),
     ],
 )
 def test_a_survivor_is_an_error_that_says_what_to_do(reason: str, words: str) -> None:
@@ -200,10 +201,18 @@ def test_a_survivor_is_an_error_that_says_what_to_do(reason: str, words: str) ->
     assert caught.value.result() == {"msg": caught.value.message, **result, "reason": "survivors"}
 
 
-def test_whoever_came_back_is_an_error_that_names_its_unit() -> None:
-    result = {"survivors": [], "respawned": [shown(reason="respawned", unit="sglang-kimi.service")]}
-    with pytest.raises(SurvivorsError, match=r"unit sglang-kimi\.service\): started again .* stop its unit") as caught:
-        refuse_survivors(result, "on the cards")
+@pytest.mark.parametrize(
+    ("started_by", "words"),
+    [
+        ({**shown(pid=1, name="systemd", unit="a.service"), "kind": "unit"}, "by unit a.service; stop"),
+        ({**shown(pid=7, name="supervisord"), "kind": "process"}, r"by its parent 7 \(supervisord\); stop that"),
+        (None, "by somebody who is not to be seen; stop that first"),
+    ],
+)
+def test_whoever_came_back_is_an_error_that_names_who_starts_it(started_by: Any, words: str) -> None:
+    newcomer = shown(reason="respawned", unit="a.service", started_by=started_by)
+    with pytest.raises(SurvivorsError, match=rf"unit a\.service\): started again {words}") as caught:
+        refuse_survivors({"survivors": [], "respawned": [newcomer]}, "on the cards")
     assert caught.value.reason == "respawned"
 
 

@@ -26,12 +26,11 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
     Termination,
     reason_of,
     terminate,
-    watch,
 )
-from tests.unit.doubles import WAITS, FakeClock, FakeKernel, child
+from tests.unit.doubles import DEAD_LEADER, WAITS, FakeClock, FakeKernel, child
 from tests.unit.fake_proc import FakeProc, make_process
 
-TERM, KILL = signal.SIGTERM, signal.SIGKILL
+TERM, KILL, CONT = signal.SIGTERM, signal.SIGKILL, signal.SIGCONT
 
 
 @pytest.fixture
@@ -177,6 +176,59 @@ def test_a_dead_leader_whose_threads_live_on_is_a_survivor(proc: FakeProc) -> No
     assert survivors(result) == {20: ("zombie", None)}
 
 
+def test_a_stopped_one_is_continued_so_that_it_can_act_on_sigterm(proc: FakeProc) -> None:
+    proc.become(11, "T")
+    kernel, clock = FakeKernel(proc), FakeClock()
+    result = end(proc, kernel, 10, 11, clock=clock)
+    assert kernel.sent == [(10, TERM), (11, TERM), (11, CONT)]
+    assert (pids(result.terminated), clock.time) == ([10, 11], 0)
+
+
+def test_a_stopped_one_that_ignores_sigterm_is_killed(proc: FakeProc) -> None:
+    proc.become(11, "T")
+    kernel = FakeKernel(proc, stubborn=[11])
+    assert pids(end(proc, kernel, 11).killed) == [11]
+    assert kernel.sent == [(11, TERM), (11, CONT), (11, KILL)]
+
+
+def test_without_patience_a_stopped_one_is_killed_as_it_is(proc: FakeProc) -> None:
+    proc.become(11, "T")
+    kernel = FakeKernel(proc)
+    assert pids(end(proc, kernel, 11, term_timeout=0).killed) == [11]
+    assert kernel.sent == [(11, KILL)]
+
+
+def test_one_that_a_debugger_holds_is_not_continued(proc: FakeProc) -> None:
+    proc.become(11, "t")
+    kernel = FakeKernel(proc, stubborn=[11])
+    assert pids(end(proc, kernel, 11).killed) == [11]
+    assert kernel.sent == [(11, TERM), (11, KILL)]
+
+
+def test_a_frozen_one_is_no_case_for_a_reboot(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cgroup v1 froze it while it was waited for, it shows state D."""
+    proc.become(10, "D", wchan="__refrigerator")
+    monkeypatch.setattr(_termination, "frozen", lambda process: process.pid == 10)
+    assert survivors(end(proc, FakeKernel(proc, stuck=[10]), 10)) == {10: ("frozen", None)}
+
+
+def test_whom_else_to_kill_is_asked_only_when_somebody_is_to_be_killed(proc: FakeProc) -> None:
+    asked: list[list[int]] = []
+
+    def reinforce(doomed: Sequence[Process]) -> Sequence[Process]:
+        asked.append(pids(tuple(doomed)))
+        return [*doomed, proc.process(12)]
+
+    kernel = FakeKernel(proc, stubborn=[11])
+    targets = [proc.process(10), proc.process(11)]
+    limits: dict[str, Any] = {"term_timeout": 1, "kill_timeout": 1, "clock": FakeClock()}
+    assert pids(terminate(targets, kernel, reinforce=reinforce, **limits).killed) == [11, 12]
+    assert asked == [[11]]
+    proc.add(10)
+    terminate([proc.process(10)], kernel, reinforce=reinforce, **limits)
+    assert asked == [[11]]
+
+
 def test_a_zombie_that_nobody_reaps_is_gone_and_not_waited_for(proc: FakeProc) -> None:
     """B09."""
     kernel = FakeKernel(proc, stuck=[10], after=lambda: proc.become(10, "Z"))
@@ -225,32 +277,6 @@ def test_a_dry_run_signals_nobody_and_says_what_it_would_do(
 def test_a_dry_run_of_nothing_would_change_nothing() -> None:
     result = terminate([], DryRunSignaller(), term_timeout=5, kill_timeout=5, clock=FakeClock())
     assert not result.signalled
-
-
-def newcomers(clock: FakeClock, seconds: float, appears_at: float) -> list[int]:
-    known, new = make_process(10), make_process(20)
-
-    def look() -> list[Process]:
-        return [known, new] if clock.now() >= appears_at else [known]
-
-    return [process.pid for process in watch(look, {known.identity}, seconds=seconds, clock=clock)]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "appears_at", "found", "waited"),
-    [(1.0, 0.5, [20], 0.5), (1.0, 99, [], 1.0), (0.0, 0.0, [20], 0.0), (0.0, 0.1, [], 0.0), (0.25, 0.25, [20], 0.25)],
-)
-def test_whoever_starts_again_is_seen_within_the_time(
-    seconds: float, appears_at: float, found: list[int], waited: float
-) -> None:
-    clock = FakeClock()
-    assert newcomers(clock, seconds, appears_at) == found
-    assert clock.time == pytest.approx(waited)
-
-
-def test_the_same_pid_with_a_younger_start_is_a_newcomer() -> None:
-    old, young = make_process(10, start_ticks=1), make_process(10, start_ticks=2)
-    assert watch(lambda: [young], {old.identity}, seconds=0, clock=FakeClock()) == [young]
 
 
 # From here on the kernel itself is the subject: children of this test, and nobody else.
@@ -353,19 +379,6 @@ def test_a_real_zombie_is_gone_without_a_signal() -> None:
         assert HostSignaller(ProcFs()).living([zombie]) == []
 
 
-DEAD_LEADER = """
-import ctypes, os, sys, threading
-def live():
-    while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z':
-        pass
-    print(flush=True)
-    sys.stdin.read()
-    os._exit(0)
-threading.Thread(target=live).start()
-ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)
-"""
-
-
 @pytest.mark.usefixtures("way")
 def test_a_real_dead_leader_with_a_living_thread_is_killed() -> None:
     """B27."""
@@ -383,12 +396,12 @@ def test_a_real_dead_leader_with_a_living_thread_is_killed() -> None:
 # posix_spawn waits in vfork until its child has started the program, and the child waits for the FIFO first. Who
 # reports that is another process: the waiting one does nothing meanwhile.
 UNINTERRUPTIBLE = """
-import os, sys
+import os, sys, time
 me = os.getpid()
 if os.fork() == 0:
     signal.alarm(60)
     while open('/proc/%d/stat' % me).read().rpartition(')')[2].split()[0] != 'D':
-        pass
+        time.sleep(0.001)
     os.write(1, b'\\n')
     os._exit(0)
 os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 9, sys.argv[1], os.O_RDONLY, 0)])

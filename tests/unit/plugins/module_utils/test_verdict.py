@@ -9,49 +9,22 @@ from typing import Any, Optional
 
 import pytest
 
-from ansible_collections.gpuops.inference.plugins.module_utils._verdict import respawn_verdict, verdict
-
-REMEDY = "The server was not started: "
-FREE_IT = REMEDY + "free the card, then run this again."
-RESET_IT = REMEDY + "reset the card (nvidia-smi --gpu-reset, with nothing holding it), or reboot the node."
-REBOOT_IT = REMEDY + "reboot the node."
-
-
-def process(pid: Optional[int] = 4242, name: Optional[str] = "pt_main_thread", **more: Any) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        "pid": pid,
-        "container_pid": None,
-        "vmid": None,
-        "name": name,
-        "command": name,
-        "state": "S",
-    }
-    return {**known, "uid": 0, "start_time": 1.0, "unit": None, "parent": None, **more}
-
-
-def held(reason: str, pid: int = 4242, name: Optional[str] = "pt_main_thread", **more: Any) -> dict[str, Any]:
-    """As nvidia_fuser_reclaim names one who is left on GPU 1."""
-    return process(pid, name, **{"reason": reason, "wchan": None, "gpus": [1], "evidence": ["driver", "fd"], **more})
-
-
-def card(index: Optional[int] = 1, used: Optional[int] = 76115, state: str = "busy", **more: Any) -> dict[str, Any]:
-    known: dict[str, Any] = {"index": index, "pci_bus_id": "0000:0f:00.0", "memory_used_mib": used, "state": state}
-    return {**known, "error": None, "processes": [], **more}
-
-
-def reading(*cards: dict[str, Any], all_idle: Optional[bool] = None) -> dict[str, Any]:
-    gpus = [card(0, 3, "idle"), *cards]
-    return {"gpus": gpus, "all_idle": all(one["state"] == "idle" for one in gpus) if all_idle is None else all_idle}
-
+from ansible_collections.gpuops.inference.plugins.module_utils._verdict import (
+    reading_verdict,
+    respawn_verdict,
+    verdict,
+)
+from tests.unit.verdicts import FREE_IT, REBOOT_IT, REMEDY, RESET_IT, card, held, looked, process, reading
 
 IDLE = reading(card(1, 51, "idle"))
 BUSY = reading(card())
 
 
-def judge(reading: Any, **more: Any) -> tuple[str, str, str]:
-    found = verdict(reading=reading, **more)
+def judge(reading: Any, *, reclaim: Optional[dict[str, Any]] = None, **more: Any) -> tuple[str, str, str]:
+    """Outcome, needs and reason, where every process was looked at unless said otherwise."""
+    found = verdict(reading=reading, reclaim=looked(**(reclaim or {})), **more)
     assert found is not None
-    assert set(found) == {"outcome", "needs", "reason"}
+    assert set(found) == {"outcome", "needs", "reason", "cards_not_free"}
     return found["outcome"], found["needs"], found["reason"]
 
 
@@ -64,7 +37,7 @@ def test_idle_cards_and_nobody_left_stand_in_no_way() -> None:
 
 @pytest.mark.parametrize("nothing", [None, {}, {"gpus": [], "all_idle": False}, {"gpus": [], "all_idle": True}])
 def test_no_reading_is_not_free(nothing: Any) -> None:
-    assert judge(nothing, error="driver not loaded") == (
+    assert judge(nothing, failure={"msg": "driver not loaded", "reason": "driver_not_loaded"}) == (
         "gpus_not_free",
         "operator",
         "The cards could not be read, and unknown is not free: driver not loaded",
@@ -76,9 +49,20 @@ def test_no_reading_and_no_error_is_not_free_either() -> None:
 
 
 def test_a_driver_that_hangs_and_cannot_be_killed_needs_a_reboot() -> None:
-    error = "The driver gave no answer within 20 s. It is unkillable (D state), and was left behind."
-    assert judge(None, error=error)[1] == "reboot"
-    assert judge(None, error="The driver gave no answer within 20 s. It was killed.")[1] == "operator"
+    hangs = {"msg": "The driver gave no answer within 20 s.", "reason": "timeout", "unkillable": True}
+    assert judge(None, failure=hangs)[1] == "reboot"
+    assert judge(None, failure={**hangs, "unkillable": False})[1] == "operator"
+
+
+@pytest.mark.parametrize(
+    ("reason", "needs"),
+    [("driver_not_loaded", "operator"), ("version_mismatch", "reboot"), ("gpu_lost", "reboot"), (None, "operator")],
+)
+def test_a_silent_driver_makes_every_card_that_was_known_unknown(reason: Optional[str], needs: str) -> None:
+    found = verdict(reading=None, failure={"msg": "said so", "reason": reason}, known=[{"index": 0}, {"index": 1}])
+    assert found is not None
+    assert (found["needs"], [one["index"] for one in found["cards_not_free"]]) == (needs, [0, 1])
+    assert {(one["verdict"], one["needs"]) for one in found["cards_not_free"]} == {("unknown", needs)}
 
 
 @pytest.mark.parametrize(
@@ -86,6 +70,8 @@ def test_a_driver_that_hangs_and_cannot_be_killed_needs_a_reboot() -> None:
     [
         ("requires_reset", "gpu_reset", RESET_IT),
         ("gpu_lost", "reboot", REBOOT_IT),
+        ("device_handle_error", "reboot", REBOOT_IT),
+        ("not_listed", "reboot", REBOOT_IT),
         ("not_available", "operator", FREE_IT),
         ("unknown_error", "operator", FREE_IT),
     ],
@@ -105,11 +91,15 @@ def test_a_card_without_an_index_is_named_by_its_place() -> None:
 
 def test_a_missing_card_is_not_free() -> None:
     idle = reading(card(1, 3, "idle"), all_idle=False)
-    assert judge(idle, error="Expected 8 GPUs, but only 7 could be read.") == (
+    failure = {"msg": "Expected 8 GPUs, but only 7 could be read.", "reason": "gpus_missing", "missing_indices": [7]}
+    assert judge(idle, failure=failure) == (
         "gpus_not_free",
         "operator",
         "The cards could not be read, and unknown is not free: Expected 8 GPUs, but only 7 could be read.",
     )
+    found = verdict(reading=idle, failure=failure)
+    assert found is not None
+    assert [(one["index"], one["verdict"]) for one in found["cards_not_free"]] == [(7, "unknown")]
 
 
 def test_a_survivor_in_uninterruptible_sleep_needs_a_reboot() -> None:
@@ -128,6 +118,7 @@ def test_a_survivor_in_uninterruptible_sleep_needs_a_reboot() -> None:
         ("zombie", "has a dead first thread and living others, and did not end"),
         ("permission", "may not be signalled by this account"),
         ("timeout", "did not end within the time limit"),
+        ("frozen", "is in a frozen container and acts on no signal until that is thawed (a backup freezes it)"),
     ],
 )
 def test_another_survivor_needs_an_operator(reason: str, words: str) -> None:
@@ -156,13 +147,20 @@ def test_a_neighbour_is_blamed_even_where_the_driver_does_not_list_it() -> None:
     assert judge(BUSY, reclaim={"spared": [held("other_container", evidence=["fd"])]})[1] == "operator"
 
 
-@pytest.mark.parametrize(
-    "reason", ["container_init", "init", "ourselves", "kernel_thread", "protected", "outside_namespace"]
-)
+@pytest.mark.parametrize("reason", ["init", "ourselves", "kernel_thread", "protected"])
 def test_whoever_was_spared_and_has_memory_is_named(reason: str) -> None:
     outcome, needs, sentence = judge(BUSY, reclaim={"spared": [held(reason)]})
     assert (outcome, needs) == ("gpus_not_free", "operator")
-    assert "4242 (pt_main_thread) was spared, since it " in sentence or "since the driver names it" in sentence
+    assert "4242 (pt_main_thread) was spared, since it " in sentence
+
+
+def test_the_first_process_of_a_container_is_not_ended_and_the_container_must_be_restarted() -> None:
+    """A server that Docker runs on the machine itself is one."""
+    found = judge(BUSY, reclaim={"spared": [held("container_init", name="python3")]})
+    assert found[:2] == ("gpus_not_free", "container_restart")
+    assert "it is the first process of its container, which would go down with it" in found[2]
+    neighbour = held("other_container", 4243)
+    assert judge(BUSY, reclaim={"spared": [held("container_init"), neighbour]})[1] == "operator"
 
 
 def test_one_on_another_card_explains_nothing_about_this_one() -> None:
@@ -190,7 +188,9 @@ def test_memory_that_nobody_holds_is_a_leak() -> None:
 )
 def test_whoever_merely_has_the_card_open_does_not_hide_a_leak(reason: str, name: str) -> None:
     watcher = held(reason, name=name, evidence=["fd"])
-    assert judge(BUSY, reclaim={"spared": [watcher]}) == ("gpus_not_free", "gpu_reset", LEAK)
+    outcome, needs, sentence = judge(BUSY, reclaim={"spared": [watcher]})
+    assert (outcome, needs) == ("gpus_not_free", "gpu_reset")
+    assert "no process holds it: the driver leaked it." in sentence
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_holders_that_the_driver_lists_are_named() -> None:
     assert judge(busy) == (
         "gpus_not_free",
         "operator",
-        f"GPU 1 holds 76115 MiB: 11 (python3) holds it. GPU 1 holds 76115 MiB: 12 (unknown) holds it. {FREE_IT}",
+        f"GPU 1 holds 76115 MiB: 11 (python3) holds it; 12 (unknown) holds it. {FREE_IT}",
     )
 
 
@@ -238,6 +238,50 @@ def test_the_gravest_need_of_several_cards_is_the_need() -> None:
     outcome, needs, reason = judge(reading(*cards), reclaim={"survivors": [stuck]})
     assert (outcome, needs) == ("gpus_not_free", "reboot")
     assert all(f"GPU {index} holds" in reason for index in (1, 2, 3))
+    assert reason.endswith(REMEDY + "reboot the node; free the card, then run this again.")
+    found = verdict(reading=reading(*cards), reclaim=looked(survivors=[stuck]))
+    assert found is not None
+    assert [one["verdict"] for one in found["cards_not_free"]] == ["no_holder", "held", "unkillable"]
+
+
+def test_eight_cards_in_one_hand_are_eight_sentences_and_one_remedy() -> None:
+    neighbour = held("other_container", gpus=list(range(8)))
+    eight = reading(*(card(index) for index in range(8)))
+    found = verdict(reading=eight, reclaim={"gpus": list(range(8)), "scan_complete": True, "spared": [neighbour]})
+    assert found is not None
+    assert [found["reason"].count(words) for words in ("was spared", "The server was not started")] == [8, 1]
+    assert len(found["cards_not_free"]) == 8
+
+
+def test_busy_is_no_trouble_before_the_ladder_and_unreadable_is() -> None:
+    assert reading_verdict(BUSY) is None
+    assert reading_verdict(IDLE) is None
+    lost = reading(card(1, None, "unknown", error={"reason": "gpu_lost", "text": "GPU is lost"}), card(2))
+    found = reading_verdict(lost)
+    assert found is not None
+    assert (found["outcome"], found["needs"]) == ("refused", "reboot")
+    assert found["reason"] == "GPU 1 could not be read (GPU is lost), and unknown is not free."
+    assert [(one["index"], one["verdict"]) for one in found["cards_not_free"]] == [(1, "unknown")]
+
+
+@pytest.mark.parametrize(
+    ("failure", "needs", "indices"),
+    [
+        ({"msg": "Expected 9.", "reason": "gpus_missing", "missing_indices": [8]}, "operator", [8]),
+        ({"msg": "Too slow.", "reason": "timeout", "unkillable": False}, "operator", []),
+        ({"msg": "Hangs.", "reason": "timeout", "unkillable": True}, "reboot", []),
+        ({"msg": "Not loaded.", "reason": "driver_not_loaded"}, "operator", []),
+        ({"msg": "Unreachable.", "unreachable": True}, "operator", []),
+    ],
+)
+def test_a_reading_that_failed_is_told_in_its_own_words(
+    failure: dict[str, Any], needs: str, indices: list[int]
+) -> None:
+    for seen in (None, {}, BUSY):
+        found = reading_verdict(seen, failure)
+        assert found is not None
+        assert (found["outcome"], found["needs"], failure["msg"] in found["reason"]) == ("refused", needs, True)
+        assert [one["index"] for one in found["cards_not_free"]] == (indices if seen is BUSY else [])
 
 
 def test_a_survivor_of_the_old_server_refuses_the_start_although_the_cards_are_free() -> None:
@@ -260,8 +304,13 @@ def test_nobody_came_back(kill: dict[str, Any]) -> None:
     assert respawn_verdict(kill) is None
 
 
+def started_by(unit: Optional[str] = None, pid: int = 7, name: str = "supervisord") -> dict[str, Any]:
+    return {"started_by": {**process(pid, name, unit=unit), "kind": "process" if unit is None else "unit"}}
+
+
 def test_whoever_came_back_is_named_with_the_unit_to_stop() -> None:
-    kill = {"respawned": [process(11, "python3", unit="sglang-kimi.service", reason="respawned")]}
+    unit = "sglang-kimi.service"
+    kill = {"respawned": [process(11, "python3", unit=unit, reason="respawned", **started_by(unit))]}
     assert respawn_verdict(kill) == {
         "outcome": "refused",
         "needs": "operator",
@@ -271,14 +320,15 @@ def test_whoever_came_back_is_named_with_the_unit_to_stop() -> None:
 
 
 def test_without_a_unit_the_parent_is_named() -> None:
-    kill = {"respawned": [process(11, "python3", parent={"pid": 7, "name": "supervisord"})]}
+    kill = {"respawned": [process(11, "python3", unit="supervisor.service", **started_by())]}
     found = respawn_verdict(kill)
     assert found is not None
-    assert found["reason"].endswith("11 (python3). Its parent is 7 (supervisord): stop that first.")
+    assert found["reason"].endswith("unit supervisor.service). Its parent is 7 (supervisord): stop that first.")
 
 
 def test_many_who_came_back_are_counted_and_their_starters_named_once() -> None:
-    kill = {"respawned": [process(pid, "w", unit=unit) for pid, unit in enumerate(["b.service", "a.service"] * 3)]}
+    units = ["b.service", "a.service"] * 3
+    kill = {"respawned": [process(pid, "w", unit=unit, **started_by(unit)) for pid, unit in enumerate(units)]}
     found = respawn_verdict(kill)
     assert found is not None
     assert " and 3 more. Unit a.service, b.service starts it" in found["reason"]

@@ -1,0 +1,243 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where the kernel shows what a process holds: its handles, its threads' handles, its mappings.
+
+A machine has some hundred thousand handles, and for each the kernel takes longer than all that Python does with it. So
+nothing is looked at twice, and no value is built for a handle before it is known to be wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import AbstractSet, Collection, Iterator, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, MappedFiles
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
+from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import MOST_JOBS, side_by_side
+
+# The kinds of evidence that /proc gives; part of what the modules return.
+FD = "fd"
+THREAD_FD = "thread_fd"
+MAPPING = "mapping"
+
+# Handles are numbered from 0. To try the numbers saves listing a table, a quarter of all work, unless it has many holes
+# or is long.
+_NUMBERS = tuple(map(str, range(1024)))
+_MOST_HOLES = 8
+
+# Fewer processes than this are not worth handing out.
+_LEAST_A_JOB = 12
+
+
+class DeviceNumber(NamedTuple):
+    """What makes two open handles the same thing: the number of a device, or device and inode of anything else."""
+
+    kind: str
+    major: int
+    minor: int
+
+
+class Handle(NamedTuple):
+    """What a process holds, and by which evidence that is known."""
+
+    evidence: str
+    number: DeviceNumber
+
+
+def number_of(status: os.stat_result) -> DeviceNumber:
+    """The identity behind a handle."""
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        kind = "char" if stat.S_ISCHR(status.st_mode) else "block"
+        return DeviceNumber(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
+    return DeviceNumber("inode", status.st_dev, status.st_ino)
+
+
+class HandleReader:
+    """Finds the ``wanted`` things among what processes hold. It remembers what is mapped: use one for one look only.
+
+    ``nodes``: the numbers of the files that are known to be nodes. They are all that an ordinary user can recognise
+    among mappings.
+    """
+
+    def __init__(
+        self, wanted: AbstractSet[DeviceNumber], procfs: ProcFs, nodes: Optional[Mapping[File, DeviceNumber]] = None
+    ) -> None:
+        self._wanted = wanted
+        self._procfs = procfs
+        self._nodes = nodes or {}
+        self._devices = {os.makedev(one.major, one.minor) for one in wanted if one.kind != "inode"}
+        self._inodes = {one.minor for one in wanted if one.kind == "inode"}
+        self._mapped: dict[File, Optional[DeviceNumber]] = {}
+        self._files = MappedFiles()
+
+    def handles(self, pid: int) -> list[Handle]:
+        """The wanted things that ``pid`` holds. Raises PermissionError where it may not be looked into.
+
+        A leader that has exited has an empty table (to its own user a closed one) and no mappings. Its living threads
+        show them all.
+        """
+        try:
+            table, denied = self._table(self._procfs.path(pid, "fd")), None
+        except PermissionError as exc:
+            table, denied = None, exc
+        if table is None:
+            threads = self._threads(pid)
+            if denied is not None and not threads:
+                raise denied
+            tables = [self._table(self._procfs.path(pid, "task", thread, "fd")) for thread in threads]
+            held = [Handle(THREAD_FD, number) for numbers in tables for number in numbers or ()]
+        else:
+            threads = []
+            held = [Handle(FD, number) for number in table]
+        try:
+            # Only a process has map_files. /proc/TID is one, too, though it is not listed.
+            for task in (pid, *threads):
+                held.extend(Handle(MAPPING, number) for number in self._mappings(task))
+        except PermissionError:
+            if not held:
+                raise
+        return held
+
+    def _threads(self, pid: int) -> list[int]:
+        """The threads of ``pid`` but for the leader; none when it is gone."""
+        try:
+            tasks = os.listdir(self._procfs.path(pid, "task"))
+        except OSError:
+            return []
+        return [int(task) for task in tasks if int(task) != pid]
+
+    def _table(self, directory: str) -> Optional[list[DeviceNumber]]:
+        """What is wanted in one table of handles; None where it is empty or gone.
+
+        Raises PermissionError where it may not be read.
+        """
+        try:
+            table = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            raise
+        except OSError:
+            return None
+        try:
+            # Since Linux 6.2 the size is the number of handles; before, and in an empty table, it is 0.
+            size = os.fstat(table).st_size
+            held, seen, tried = self._look(table, _NUMBERS, size, _MOST_HOLES) if size else ([], 0, 0)
+            if not seen or seen < size:
+                rest = [name for name in os.listdir(table) if int(name) >= tried]
+                more, seen_more, _tried = self._look(table, rest, len(rest), len(rest))
+                held, seen = held + more, seen + seen_more
+        except PermissionError:
+            raise
+        except OSError:
+            return None
+        finally:
+            os.close(table)
+        return held if seen else None
+
+    def _look(
+        self, table: int, names: Sequence[str], size: int, most_holes: int
+    ) -> tuple[list[DeviceNumber], int, int]:
+        """Try these names in an open table until ``size`` handles, or more than ``most_holes`` holes, were seen.
+
+        Returns what is wanted among the handles, how many were seen, and how many names were tried. Raises
+        PermissionError where the process may not be looked into.
+        """
+        held, seen, holes = [], 0, 0
+        look, devices, inodes = os.stat, self._devices, self._inodes
+        for name in names:
+            if seen == size or holes > most_holes:
+                break
+            try:
+                status = look(name, dir_fd=table)
+            except FileNotFoundError:
+                holes += 1
+                continue
+            except PermissionError:
+                _require_readable(name, table)
+                seen += 1
+                continue
+            except OSError:
+                seen += 1
+                continue
+            seen += 1
+            if status.st_rdev in devices or status.st_ino in inodes:
+                number = number_of(status)
+                if number in self._wanted:
+                    held.append(number)
+        return held, seen, seen + holes
+
+    def _mappings(self, pid: int) -> Iterator[DeviceNumber]:
+        """What is wanted among the mapped files of ``pid``. Raises PermissionError where they may not be read."""
+        for span, file in self._files.of(self._procfs.path(pid, "maps")):
+            try:
+                number = self._number_behind(pid, span, file)
+            except OSError:
+                # This process has let go of it. The next one may not have.
+                continue
+            if number is not None and number in self._wanted:
+                yield number
+            else:
+                self._files.leave_out(file)
+
+    def _number_behind(self, pid: int, span: str, file: File) -> Optional[DeviceNumber]:
+        """What the mapping of ``file`` at ``span`` is, None where nobody may know. Raises OSError when it has gone."""
+        if file not in self._mapped:
+            try:
+                self._mapped[file] = number_of(os.stat(self._procfs.path(pid, "map_files", span)))
+            except PermissionError:
+                # Only root may follow it. Others still know the nodes themselves.
+                self._mapped[file] = self._nodes.get(file)
+        return self._mapped[file]
+
+
+def _require_readable(name: str, table: int) -> None:
+    """Raise PermissionError where a handle that may not be looked at means that the process may not.
+
+    Some file systems hide their files even from root; they hold no devices, and the link to the file can be read.
+    """
+    try:
+        os.readlink(name, dir_fd=table)
+    except PermissionError:
+        raise
+    except OSError:
+        return
+
+
+class Suspects(NamedTuple):
+    """Who held something wanted when they were looked at, and how many ``unreadable`` processes there were."""
+
+    pids: list[int]
+    unreadable: int
+
+
+def find_suspects(pids: Collection[int], reader: HandleReader) -> Suspects:
+    """Look at all ``pids``, on all processors. Whether a pid still is the same process is for the caller to see.
+
+    Into the first process of the machine even root may not look everywhere (some security modules, micro virtual
+    machines). It opens no cards, and that it cannot be looked into does not count.
+    A process at which the kernel never answers is unreadable, and so are its few neighbours that were its turn's.
+    """
+    pids = sorted(pids)
+    size = max(_LEAST_A_JOB, -(-len(pids) // MOST_JOBS))
+    slices = [pids[start : start + size] for start in range(0, len(pids), size)]
+
+    def look(job: int) -> str:
+        held, unreadable = [], 0
+        for pid in slices[job]:
+            try:
+                if reader.handles(pid):
+                    held.append(pid)
+            except PermissionError:
+                unreadable += pid != 1
+        return " ".join(map(str, (unreadable, *held)))
+
+    suspects, unreadable = [], 0
+    for job, answer in enumerate(side_by_side(look, len(slices))):
+        if answer is None:
+            unreadable += len(slices[job])
+        else:
+            count, *held = map(int, answer.split())
+            unreadable += count
+            suspects.extend(held)
+    return Suspects(sorted(suspects), unreadable)

@@ -1,0 +1,184 @@
+"""Every way in which a real process can hold a card, and that each is found: with children that look, and without.
+
+The card is a character device with the number of /dev/zero, which nobody keeps open; and, as an ordinary user's lab has
+it, a plain file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Device, Holder, find_holders
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import number_of
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
+
+ZERO = os.makedev(1, 5)
+
+# Each begins with what it holds, then says so, then stays until it is killed.
+HOLD = "import os, signal, sys; card = os.open(sys.argv[1], os.O_RDWR);"
+STAY = "os.write(1, str(os.getpid()).encode() + b'\\n'); signal.pause()"
+
+MAP = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mmap(None, 4096, 3, 2, card, 0)  # MAP_PRIVATE
+os.close(card)
+"""
+
+END_THE_LEADER = """
+import ctypes, threading
+def live():
+    while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z':
+        pass
+    os.write(1, b'\\n')
+    signal.pause()
+threading.Thread(target=live).start()
+ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)
+"""
+
+DROP_PRIVILEGES = "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+
+MOVE_TO_A_HIGH_NUMBER = "os.dup2(card, 900); os.close(card);"
+
+PROGRAMS = {
+    "fd": HOLD + STAY,
+    "a high number": HOLD + MOVE_TO_A_HIGH_NUMBER + STAY,
+    "dropped privileges": HOLD + DROP_PRIVILEGES + STAY,
+    "mapping": HOLD + MAP + STAY,
+    "dead leader": HOLD + END_THE_LEADER,
+    "dead leader, mapping": HOLD + MAP + END_THE_LEADER,
+}
+EVIDENCE = {"mapping": "mapping", "dead leader": "thread_fd", "dead leader, mapping": "mapping"}
+
+# In a mount namespace of its own, at a place where the machine has nothing, with a node of its own.
+OWN_NODE = 'mount -t tmpfs -o mode=755 none "$1" && mknod "$1/card" c 1 5 && exec "$2" -c "$3" "$1/card"'
+NAMESPACES = {
+    "another mount namespace": ["unshare", "--mount"],
+    "a container": ["unshare", "--mount", "--pid", "--fork", "--kill-child"],
+    "a container in a container": [
+        *["unshare", "--mount", "--pid", "--fork", "--kill-child"],
+        *["unshare", "--mount", "--pid", "--fork", "--kill-child"],
+    ],
+}
+
+
+class Crowd(NamedTuple):
+    """The card and its holders: pid by the kind of holder."""
+
+    card: Path
+    pids: dict[str, int]
+
+
+@pytest.fixture(params=["children", "alone"])
+def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is looked at twice: by children, and where none may be started."""
+
+    def no_more_processes() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    if request.param == "alone":
+        monkeypatch.setattr(os, "fork", no_more_processes)
+
+
+@contextmanager
+def holding(argv: list[str]) -> Iterator[int]:
+    """The pid of a process that says a line when it holds what it should."""
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline(), argv
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def on_a_device(tmp_path: Path) -> Iterator[Crowd]:
+    """Holders of every kind of a character device."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make device nodes and namespaces")
+    card, away = tmp_path / "card", tmp_path / "away"
+    deleted = tmp_path / "deleted"
+    away.mkdir()
+    for node in (card, deleted):
+        os.mknod(node, stat.S_IFCHR | 0o666, ZERO)
+    with ExitStack() as stack:
+        pids = {
+            kind: stack.enter_context(holding([sys.executable, "-c", program, str(card)]))
+            for kind, program in PROGRAMS.items()
+        }
+        pids["a deleted node"] = stack.enter_context(holding([sys.executable, "-c", PROGRAMS["fd"], str(deleted)]))
+        deleted.unlink()
+        for kind, argv in NAMESPACES.items():
+            shell = ["/bin/sh", "-c", OWN_NODE, "sh", str(away), sys.executable, PROGRAMS["fd"]]
+            pids[kind] = _innermost(stack.enter_context(holding([*argv, *shell])))
+        yield Crowd(card, pids)
+
+
+def _innermost(pid: int) -> int:
+    """The last of the chain of children that unshare makes."""
+    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
+        pid = int(children[0])
+    return pid
+
+
+def holders_of(card: Path) -> dict[int, Holder]:
+    device = Device(str(card), number_of(card.stat()), 1)
+    return {holder.process.pid: holder for holder in find_holders([device], None, ProcFs()).holders}
+
+
+def fuser(card: Path) -> set[int]:
+    """Whom fuser finds. It tells the pids on its output, and all else, the letters behind them too, on the other."""
+    if shutil.which("fuser") is None:
+        pytest.skip("psmisc is not installed")
+    done = subprocess.run(["fuser", str(card)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return set(map(int, done.stdout.split()))
+
+
+def test_every_holder_of_a_device_is_found_with_the_right_evidence(on_a_device: Crowd, workers: None) -> None:
+    found = holders_of(on_a_device.card)
+    evidence = {kind: found[pid].evidence_list if pid in found else None for kind, pid in on_a_device.pids.items()}
+    assert evidence == {kind: [EVIDENCE.get(kind, "fd")] for kind in on_a_device.pids}
+    # The processes in between, unshare's, hold nothing.
+    assert set(found) == set(on_a_device.pids.values())
+
+
+def test_who_dropped_its_privileges_is_told_by_its_user(on_a_device: Crowd) -> None:
+    assert holders_of(on_a_device.card)[on_a_device.pids["dropped privileges"]].process.uid == 65534
+
+
+def test_fuser_finds_some_of_them_and_nobody_else(on_a_device: Crowd) -> None:
+    """It compares the inode of the node, and looks only at a process's first thread."""
+    seen = fuser(on_a_device.card)
+    assert seen < set(holders_of(on_a_device.card))
+    unseen = {kind for kind, pid in on_a_device.pids.items() if pid not in seen}
+    assert unseen == {"dead leader", "dead leader, mapping", "a deleted node", *NAMESPACES}
+
+
+def test_every_holder_of_a_plain_file_is_found(tmp_path: Path, workers: None) -> None:
+    """As in the lab of an ordinary user; fuser compares the inode here, and so do we."""
+    card = tmp_path / "card"
+    card.write_bytes(b"\0" * 4096)
+    programs = {kind: program for kind, program in PROGRAMS.items() if kind != "dropped privileges"}
+    with ExitStack() as stack:
+        pids = {
+            kind: stack.enter_context(holding([sys.executable, "-c", program, str(card)]))
+            for kind, program in programs.items()
+        }
+        found = holders_of(card)
+        assert {kind: found[pid].evidence_list for kind, pid in pids.items() if pid in found} == {
+            kind: [EVIDENCE.get(kind, "fd")] for kind in pids
+        }
+        assert fuser(card) < set(found)

@@ -1,0 +1,169 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who has a file or socket open or mapped: real processes, and a /proc that refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpuops.inference.plugins.module_utils._file_holders import (
+    FileId,
+    find_holders,
+    parse_mapping,
+)
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
+from tests.unit.doubles import DEAD_LEADER, WAITS, child
+from tests.unit.fake_proc import FakeProc
+
+OPENS = f"import os, sys; handle = os.open(sys.argv[1], os.O_RDWR); {WAITS[len('import sys; ') :]}"
+# Maps it, closes it, and removes its name.
+MAPS = f"""
+import mmap, os, sys
+with open(sys.argv[1], 'rb+') as stream:
+    mapped = mmap.mmap(stream.fileno(), 4096)
+os.unlink(sys.argv[1])
+{WAITS}
+"""
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Path:
+    path = tmp_path / "psm_0a0b0c0d"
+    path.write_bytes(b"\1" * 4096)
+    return path
+
+
+def procfs_of(directory: Path, *pids: int) -> ProcFs:
+    """The real /proc of a few processes: a machine may have thousands of others."""
+    for pid in pids:
+        (directory / str(pid)).symlink_to(f"/proc/{pid}")
+    return ProcFs(str(directory))
+
+
+def file_id(path: Path) -> FileId:
+    status = path.stat()
+    return FileId(status.st_dev, status.st_ino)
+
+
+@pytest.mark.parametrize("code", [OPENS, MAPS, DEAD_LEADER])
+def test_a_process_that_has_it_open_or_only_mapped_or_in_a_thread_of_a_dead_leader_is_found(
+    segment: Path, tmp_path: Path, code: str
+) -> None:
+    file = file_id(segment)
+    with child(code, str(segment)) as process:
+        procfs = procfs_of(tmp_path, process.pid, os.getpid())
+        holders = find_holders({file}, (), procfs)
+        assert [one.pid for one in holders.files[file]] == [process.pid]
+        assert holders.unreadable == ()
+    assert find_holders({file}, (), procfs).files == {file: []}
+
+
+def test_everybody_who_shares_a_socket_is_found(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        inode = os.fstat(server.fileno()).st_ino
+        other = os.fork()
+        if other == 0:
+            signal.alarm(60)
+            while True:
+                signal.pause()
+        try:
+            found = find_holders((), {inode}, procfs_of(tmp_path, os.getpid(), other)).sockets[inode]
+            assert sorted(one.pid for one in found) == sorted([os.getpid(), other])
+        finally:
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
+
+
+def test_nobody_is_asked_when_nothing_is_looked_for(tmp_path: Path) -> None:
+    assert find_holders((), (), ProcFs(str(tmp_path / "nowhere"))).files == {}
+
+
+def test_who_does_not_let_himself_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc = FakeProc(tmp_path)
+    proc.add(10)
+    proc.add(11, flags=0x00200000)
+    real = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if str(path).endswith("/fd"):
+            raise PermissionError
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == (10,)
+
+
+def test_mappings_that_may_not_be_read_are_no_empty_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc = FakeProc(tmp_path)
+    proc.add(10)
+    (proc.root / "10" / "maps").mkdir()
+    assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == ()
+    monkeypatch.setattr("builtins.open", _refuse_maps(open))
+    assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == (10,)
+
+
+def _refuse_maps(real: object) -> object:
+    def opens(path: object, *arguments: object, **options: object) -> object:
+        if str(path).endswith("/maps"):
+            raise PermissionError
+        return real(path, *arguments, **options)  # type: ignore[operator]
+
+    return opens
+
+
+def test_a_pid_that_is_given_again_while_it_is_looked_at_holds_nothing(
+    tmp_path: Path, segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = FakeProc(tmp_path)
+    proc.add(10, fds=[segment])
+    real = os.stat
+
+    def reuse(path: object, **options: object) -> os.stat_result:
+        if str(path).endswith("/10/fd/0"):
+            answer = real(path)  # type: ignore[arg-type]
+            proc.remove(10)
+            proc.add(10, start=777)
+            return answer
+        return real(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", reuse)
+    assert find_holders({file_id(segment)}, (), proc.procfs).files == {file_id(segment): []}
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        (b"7f00-7f10 rw-s 00000000 00:1a 77                     /dev/shm/psm_1", FileId(os.makedev(0, 0x1A), 77)),
+        (b"7f00-7f10 rw-s 00000000 00:1a 77                     /dev/shm/a (deleted)", FileId(os.makedev(0, 26), 77)),
+        (b"7f00-7f10 rw-s 00000000 00:1a 77", FileId(os.makedev(0, 26), 77)),
+        (b"7ffe-7fff rw-p 00000000 00:00 0                          [stack]", None),
+        (b"", None),
+        # What a file's name may hold: the end of a line, and what looks like the next one.
+        (b"psm_1 00:1a 77", None),
+        (b"7f00-7f10 rw-s 00000000 00:1a -77 x", None),
+        (b"7f00-7f10 rw-s 00000000 0000000000000:1a 77 x", None),
+        (b"7f00-7f10 rw-s 00000000 00:1a " + b"9" * 5000, None),
+    ],
+)
+def test_a_mapping_is_read(line: bytes, file: FileId | None) -> None:
+    assert parse_mapping(line) == file
+
+
+@given(st.binary(max_size=200))
+def test_no_line_of_mappings_is_an_error(line: bytes) -> None:
+    parse_mapping(line)
+
+
+def test_real_mappings_are_all_read() -> None:
+    lines = Path("/proc/self/maps").read_bytes().split(b"\n")
+    files = [line for line in lines if len(line.split()) > 4 and line.split()[4] != b"0"]
+    assert files
+    assert all(parse_mapping(line) for line in files)

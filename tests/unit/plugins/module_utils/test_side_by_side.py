@@ -1,0 +1,140 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Jobs in children: each is answered once, and neither a child that hangs nor one that dies takes us along."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpuops.inference.plugins.module_utils import _side_by_side
+from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import MOST_JOBS, side_by_side
+
+# A machine under load may leave a child waiting for as long as some tenths of a second.
+SOON = 0.7
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.fixture(params=[1, 2, 5], autouse=True)
+def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    count = int(request.param)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(count)))
+    return count
+
+
+def square(job: int) -> str:
+    return str(job * job)
+
+
+def for_ever(job: int) -> str:
+    signal.pause()
+    return square(job)
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 7, MOST_JOBS])
+def test_each_job_is_answered_in_its_place(jobs: int) -> None:
+    assert side_by_side(square, jobs) == [square(job) for job in range(jobs)]
+
+
+def test_the_work_is_done_by_children() -> None:
+    assert str(os.getpid()) not in side_by_side(lambda _job: str(os.getpid()), 20)
+
+
+def test_an_answer_may_be_longer_than_a_pipe_holds() -> None:
+    long = "4242 " * 100_000
+    assert side_by_side(lambda _job: long, 3) == [long] * 3
+
+
+def test_jobs_that_hang_are_given_up_and_the_others_done() -> None:
+    def hang(job: int) -> str:
+        return for_ever(job) if job in (2, 3) else square(job)
+
+    assert side_by_side(hang, 9, stall=SOON) == ["0", "1", None, None, "16", "25", "36", "49", "64"]
+
+
+def test_the_job_of_a_child_that_died_is_done_again() -> None:
+    us = os.getpid()
+
+    def die(job: int) -> str:
+        if job == 1 and os.getpid() != us:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return square(job)
+
+    assert side_by_side(die, 5) == ["0", "1", "4", "9", "16"]
+
+
+def test_a_mistake_in_the_work_is_raised_in_the_parent() -> None:
+    def fail(job: int) -> str:
+        raise ValueError(job)
+
+    with pytest.raises(ValueError, match="0"):
+        side_by_side(fail, 3)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_where_no_more_children_may_be_started_all_is_done_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    fork = os.fork
+    started: list[bool] = []
+
+    def limited() -> int:
+        if len(started) >= allowed:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(True)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    assert side_by_side(square, 9) == [square(job) for job in range(9)]
+
+
+def test_a_child_runs_nothing_of_what_its_parent_does_at_its_end(tmp_path: Path) -> None:
+    parent = os.getpid()
+    try:
+        side_by_side(square, 5)
+    finally:
+        (tmp_path / str(os.getpid())).touch()
+    assert [path.name for path in tmp_path.iterdir()] == [str(parent)]
+
+
+def test_an_interrupt_ends_the_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: object, stall: float) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_side_by_side._Crew, "listen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(for_ever, 5)
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    """The parent is killed while its child hangs: the pipe that the child keeps is closed all the same."""
+    hear, say = os.pipe()
+
+    def tell_and_hang(job: int) -> str:
+        os.write(say, b"x")
+        return for_ever(job)
+
+    parent = os.fork()
+    if parent == 0:
+        try:
+            side_by_side(tell_and_hang, 1, stall=60)
+        finally:
+            os._exit(0)
+    os.close(say)
+    assert os.read(hear, 1) == b"x"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert os.read(hear, 1) == b""
+    os.close(hear)
