@@ -57,7 +57,7 @@ attributes:
     details:
       - Changes nothing.
   diff_mode:
-    support: none
+    support: N/A
     details:
       - Changes nothing.
   idempotent:
@@ -73,7 +73,7 @@ EXAMPLES = r"""
     patterns:
       - '^sglang::'
       - 'sglang\.launch_server'
-  delegate_to: pve1
+  delegate_to: pve1.example.com
   register: evidence
 """
 

@@ -31,7 +31,7 @@ attributes:
     details:
       - Does the same in check mode. It changes nothing, but a generation is asked for unless O(deep=false).
   diff_mode:
-    support: none
+    support: N/A
   idempotent:
     support: full
 options:

@@ -100,7 +100,7 @@ attributes:
     details:
       - Waiting changes nothing. In check mode there is one look, since nothing was started.
   diff_mode:
-    support: none
+    support: N/A
     details:
       - Changes nothing.
   idempotent:

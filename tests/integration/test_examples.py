@@ -21,6 +21,7 @@ MODULES = (
     "nvidia_gpu_reset",
     "inference_leftovers",
     "inference_health_info",
+    "inference_evidence",
 )
 
 

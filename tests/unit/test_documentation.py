@@ -16,7 +16,10 @@ from ansible_collections.gpuops.inference.plugins.doc_fragments import attribute
 from ansible_collections.gpuops.inference.plugins.modules import (
     gpu_memory_facts,
     inference_canary,
+    inference_evidence,
+    inference_health_info,
     inference_leftovers,
+    inference_start_wait,
     nvidia_fuser_reclaim,
     nvidia_gpu_reset,
     pct_kill_processes,
@@ -29,7 +32,13 @@ MODULES: dict[str, Any] = {
     "nvidia_gpu_reset": nvidia_gpu_reset,
     "inference_leftovers": inference_leftovers,
     "inference_canary": inference_canary,
+    "inference_evidence": inference_evidence,
+    "inference_health_info": inference_health_info,
+    "inference_start_wait": inference_start_wait,
 }
+
+# Those that change nothing.
+READ_ONLY = ("gpu_memory_facts", *(name for name in MODULES if name.startswith("inference_") and "left" not in name))
 
 FRAGMENTS: dict[str, str] = {
     "gpuops.inference.attributes": attributes.ModuleDocFragment.DOCUMENTATION,
@@ -92,6 +101,35 @@ CONTRACT: dict[str, dict[str, tuple[Any, bool]]] = {
         "concurrency": (1, False),
         "soak": (0, False),
     },
+    "inference_evidence": {
+        "vmid": NONE,
+        "patterns": (None, True),
+        "stacks": (10, False),
+        "kernel_lines": (50, False),
+        "pct_path": ("pct", False),
+    },
+    "inference_health_info": {
+        "url": (None, True),
+        "engine": ("auto", False),
+        "api_key": NONE,
+        "timeout": (30, False),
+        "log_path": NONE,
+        "unit": NONE,
+        "vmid": NONE,
+        "samples": (3, False),
+        "interval": (1, False),
+    },
+    "inference_start_wait": {
+        "url": (None, True),
+        "engine": ("sglang", False),
+        "api_key": NONE,
+        "unit": NONE,
+        "log_path": NONE,
+        "log_since": NONE,
+        "interval": (5, False),
+        "stall_after": (600, False),
+        "limit": (3600, False),
+    },
     "nvidia_gpu_reset": {
         "gpus": (None, True),
         "idle_memory_mib": (100, False),
@@ -120,6 +158,9 @@ RETURNED: dict[str, set[str]] = {
     },
     "nvidia_fuser_reclaim": {"holders", "spared", "terminated", "killed", "survivors", "respawned"},
     "inference_canary": {"verdict", "requests", "tokens_per_second", "accept_length", "accept_rate", "sane"},
+    "inference_evidence": {"processes", "kernel_messages", "stacks"},
+    "inference_health_info": {"verdict", "reason", "signals", "served_models", "version", "speculation"},
+    "inference_start_wait": {"state", "end", "shards_loaded", "shards_total", "memory_used_mib", "log_tail", "cause"},
     "inference_leftovers": {"listeners", "segments", "shm", "stale", "removed"},
     "nvidia_gpu_reset": {"gpus", "reset", "before", "after", "holders"},
 }
@@ -196,7 +237,7 @@ def test_check_mode_is_supported_and_the_attributes_say_so(name: str, monkeypatc
     documented = documentation(name)
     assert "gpuops.inference.attributes" in documented["extends_documentation_fragment"]
     supported = {attribute: fields["support"] for attribute, fields in documented["attributes"].items()}
-    diff = "N/A" if name in ("gpu_memory_facts", "inference_canary") else "full"
+    diff = "N/A" if name in READ_ONLY else "full"
     assert (supported["check_mode"], supported["diff_mode"], supported["idempotent"]) == ("full", diff, "full")
     assert all(fields["description"] for fields in documented["attributes"].values())
     assert supported["platform"] == "full"
