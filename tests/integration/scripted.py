@@ -72,7 +72,7 @@ def scripted(script: Script, *, read: bool = True, context: ssl.SSLContext | Non
 
     def talk(connection: socket.socket) -> None:
         open_now.add(connection)
-        most[0] = max(most[0], len(open_now))
+        most[0] = max(most[0], sum(map(_is_held, tuple(open_now))))
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             stack.callback(open_now.discard, connection)
             talking = stack.enter_context(connection if context is None else context.wrap_socket(connection, True))
@@ -93,6 +93,16 @@ def scripted(script: Script, *, read: bool = True, context: ssl.SSLContext | Non
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
+
+
+def _is_held(connection: socket.socket) -> bool:
+    """Whether who asked has not hung up yet. We may be a little late to notice that."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def _request(connection: socket.socket) -> str:

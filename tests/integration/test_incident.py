@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.integration.conftest import MakeLab
@@ -40,6 +42,7 @@ def test_check_mode_shows_the_plan_and_touches_nothing_then_the_incident_is_cure
 
     cured = play(lab)
     assert_cured(cured)
+    assert_heard(lab, before)
     after = lab.status()
     assert after["server"]["reachable"]
     assert used(lab) == after["server"]["expected_mib"]
@@ -50,6 +53,18 @@ def test_check_mode_shows_the_plan_and_touches_nothing_then_the_incident_is_cure
     assert again.result["outcome"] == "not_needed"
     assert again.changed == 0
     assert again.rungs == ["detect"]
+
+
+def assert_heard(lab: Lab, before: set[tuple[int, int]]) -> None:
+    """The only witnesses told what they knew before they were ended."""
+    evidence = json.loads((lab.state / "report" / "evidence" / "kimi.json").read_text(encoding="utf-8"))
+    assert (evidence["health"]["verdict"], evidence["unit"]["state"]) == ("hung", "active")
+    seen = {process["pid"]: process for process in evidence["processes"]}
+    assert {pid for pid, _start in before} <= set(seen)
+    assert "pt_main_thread" in {process["name"] for process in seen.values()}
+    assert all(process["threads"] for process in seen.values())
+    assert evidence["cards"]["gpus"][1]["memory_used_mib"] == 76115
+    assert any("64/64" in line for line in evidence["log"])
 
 
 def assert_cured(cured: Played) -> None:
