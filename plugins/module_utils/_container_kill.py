@@ -121,8 +121,7 @@ def _result(
         return {**described(one.process)[0], "reason": one.reason, "wchan": one.wchan}
 
     def again(process: Process) -> dict[str, Any]:
-        assert view is not None
-        by = starter_of(process, view.lineage(process), view.result)
+        by = starter_of(process, view.lineage(process), view.result) if view is not None else None
         return {**left(Survivor(process, RESPAWNED)), "started_by": by}
 
     termination = ended.termination

@@ -51,10 +51,8 @@ def verdict(
     in the way, else ``outcome``, ``needs``, ``reason`` and ``cards_not_free`` as the role's result has them.
     """
     kill = kill or {}
-    unreadable = _silence(reading, failure, known)
-    if unreadable is not None:
-        return unreadable
-    assert reading is not None
+    if not (reading and reading.get("gpus")):
+        return _silence(failure, known)
     seen = Evidence(
         unended={one["pid"]: dict(one) for one in kill.get("survivors") or []},
         reclaim=reclaim or {},
@@ -77,10 +75,8 @@ def reading_verdict(
     reading: Optional[Mapping[str, Any]], failure: Optional[Mapping[str, Any]] = None
 ) -> Optional[dict[str, Any]]:
     """The verdict on cards that cannot all be read, or None when they can. Busy is no trouble yet."""
-    unreadable = _silence(reading, failure, ())
-    if unreadable is not None:
-        return {**unreadable, "outcome": "refused"}
-    assert reading is not None
+    if not (reading and reading.get("gpus")):
+        return {**_silence(failure, ()), "outcome": "refused"}
     nobody = Evidence({}, {}, {}, None, host_pid_namespace=False, invalid_pids=0)
     cards = [judge_card(card, nobody) for card in reading["gpus"] if card["state"] == "unknown"]
     if not cards and failure is None:
@@ -120,12 +116,8 @@ def _verdict(outcome: str, needs: Iterable[str], reason: str, cards: Sequence[Ca
     }
 
 
-def _silence(
-    reading: Optional[Mapping[str, Any]], failure: Optional[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
-) -> Optional[dict[str, Any]]:
-    """The verdict on a driver that said nothing of any card; None when it did."""
-    if reading is not None and reading.get("gpus"):
-        return None
+def _silence(failure: Optional[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The verdict on a driver that said nothing of any card."""
     need = _need_of(failure)
     cards = [unread_card(card, need, "the driver does not answer") for card in known]
     return _verdict("gpus_not_free", [need], _no_reading(failure), cards)

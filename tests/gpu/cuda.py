@@ -69,5 +69,5 @@ class Cuda:
         if code:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
-            said = text.value.decode() if text.value else "an error without a text"
+            said = (text.value or b"an error without a text").decode()
             raise CudaError(f"{name}: {said} ({code})")

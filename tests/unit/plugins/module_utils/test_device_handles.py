@@ -365,7 +365,7 @@ def test_handles_that_are_closed_during_the_look_hide_no_other(proc: FakeProc, m
     (proc.root / "4242" / "fd" / "3000").symlink_to(one)
     list_names, closed = os.listdir, [str(number) for number in range(2000, 2100)]
     monkeypatch.setattr(
-        os, "listdir", lambda path: [*closed, *list_names(path)] if type(path) is int else list_names(path)
+        os, "listdir", lambda path: [*closed, *list_names(path)] if isinstance(path, int) else list_names(path)
     )
     assert only(scan(proc)).evidence_list == ["fd"]
 

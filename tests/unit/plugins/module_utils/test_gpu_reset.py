@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Union
 
 import pytest
 
@@ -32,6 +32,14 @@ from ansible_collections.gpuops.inference.plugins.module_utils._machine import M
 from tests.unit.doubles import FakeClock, FakeKernel
 from tests.unit.fake_proc import FakeProc
 from tests.unit.recorded import completed, recorded
+
+
+def given(answer: Union[Completed, Exception]) -> Completed:
+    """What a command answers, or what running it raises."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
 
 FULL, IDLE = 76115, 51
 REFUSED = recorded("nvidia_smi_reset", "B11")
@@ -85,9 +93,7 @@ class World:
                 self.persistent[index] = argv[2] == "1"
             self.on_persistence(argv[2] == "1")
             return completed("All done.\n")
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer or completed("GPU 00000000:01:00.0 was successfully reset.\nAll done.\n")
+        return given(self.answer or completed("GPU 00000000:01:00.0 was successfully reset.\nAll done.\n"))
 
     def on_persistence(self, on: bool) -> None:
         """Replaced by tests with a daemon."""

@@ -128,13 +128,13 @@ def test_without_a_unit_the_processes_tell(looker: Looker) -> None:
 
 
 def test_the_journal_is_read_from_where_it_ended(looker: Looker) -> None:
-    bar = "Loading safetensors checkpoint shards:  18% Completed | 12/64"
-    looker.journal = completed(f"{bar}\napi_key='sk-secret' given\n-- cursor: s=1;i=2\n")
+    shards = "Loading safetensors checkpoint shards:  18% Completed | 12/64"
+    looker.journal = completed(f"{shards}\napi_key='sk-secret' given\n-- cursor: s=1;i=2\n")
     result = looker.look(log_since="journal:s=1;i=1")
     assert "--after-cursor=s=1;i=1" in looker.argv[2]
     assert (result["shards_loaded"], result["shards_total"]) == (12, 64)
     assert result["log_position"] == "journal:s=1;i=2"
-    assert result["log_tail"] == [bar, "api_key=******** given"]
+    assert result["log_tail"] == [shards, "api_key=******** given"]
     assert "sk-secret" not in str(result)
 
 
