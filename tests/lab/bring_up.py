@@ -61,6 +61,35 @@ def build(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
     say("scenario %s stands: %s" % (scenario.name, scenario.summary))
 
 
+def build_again(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
+    """Put the scenario into the lab that stands in ``state``: its server ends and starts wrong once more.
+
+    Raises LabError, also for a scenario that needs more than that.
+    """
+    if scenario.fault is None or scenario.supervised or scenario.bystander is not None or scenario.needs_root:
+        raise LabError("Scenario %s cannot be put into a lab that stands: build a new one." % scenario.name)
+    port = int(lab_state.config(state)["port"])
+    ours = open_container(VMID, pathlib.Path(state), CARDS, lxc=lxc)
+    say("server ends")
+    _run(ours.service_manager_argv("stop", lab_state.UNIT), "stop %s" % lab_state.UNIT)
+    _end_what_the_stop_left(state)
+    for card in CARDS:
+        claims.forget(state, card)
+    say("server loads (and will hang)")
+    _start_server(state, scenario, ours, port)
+    _wait_until_it_stands(state, scenario, ours, port)
+
+
+def _end_what_the_stop_left(state: str) -> None:
+    """On a busy machine the unit's limit is over before the ranks have gone, and KillMode=process leaves them."""
+    marked = [pid for pid in procfs.pids() if procfs.environment_has(pid, lab_state.SERVER_MARK, state)]
+    found = [stat for stat in map(procfs.read_stat, marked) if stat is not None]
+    for stat in found:
+        procfs.kill(stat.pid, stat.start_time)
+    if procfs.wait_gone(found, _STAND_TIMEOUT_S):
+        raise LabError("The server in %s does not end." % state)
+
+
 def _write_config(state: str, scenario: Scenario, port: int, *, lxc: bool) -> None:
     containers = {vmid: {"name": name, "exists": vmid != STOPPED_VMID} for vmid, name in _NAMES.items()}
     lab_state.write_json(

@@ -105,6 +105,11 @@ class Lab:
                     self._take_down()
                 raise
 
+    def up_again(self) -> None:
+        """Put the scenario into this lab again, while its containers go on standing. Raises LabError."""
+        with self._locked():
+            bring_up.build_again(str(self.state), SCENARIOS[self.scenario], lxc=self._lxc, say=self._say)
+
     def down(self) -> None:
         """End everything and remove all but the logs. Idempotent, also after an `up` that was killed half-way."""
         if not self.state.is_dir():

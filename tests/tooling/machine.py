@@ -2,7 +2,8 @@
 
 A lab with LXC takes a whole node: container 129 of its cgroups, the claims in /run, eight device numbers, and a list of
 processes out of which modules choose whom to kill. Two such labs at once would meet in each of these. So each worker of
-the tests gets namespaces for them: it sees the same files, and its own processes, mounts, cgroups and /run only.
+the tests gets namespaces for them: it sees the same files, and of processes, mounts, cgroups, shared memory and
+/run only its own.
 
 It ends when its last process has: what a test left running inside is still there to be found by whoever looks for it.
 """
@@ -22,6 +23,7 @@ from tests.tooling.processes import ENDING_SIGNALS
 # linux/sched.h, linux/mount.h
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
 MS_REC = 0x4000
 MS_SLAVE = 0x80000
@@ -85,8 +87,8 @@ def _enter_cgroup(root: Path) -> None:
 
 
 def _mount_what_is_ours() -> None:
-    """Replace what shows the other machine: its cgroups, its /run, its processes."""
-    _call("unshare", CLONE_NEWNS)
+    """Replace what shows the other machine: its cgroups, its /run, its shared memory, its processes."""
+    _call("unshare", CLONE_NEWNS | CLONE_NEWIPC)
     _call("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_SLAVE), None)
     for mount in host.mounts():
         if mount.file_system == "cgroup2":
@@ -96,6 +98,7 @@ def _mount_what_is_ours() -> None:
     resolver = Path("/etc/resolv.conf").resolve()
     servers = resolver.read_bytes() if resolver.is_relative_to("/run") and resolver.exists() else None
     _mount("tmpfs", "/run")
+    _mount("tmpfs", "/dev/shm")
     if servers is not None:
         resolver.parent.mkdir(parents=True, exist_ok=True)
         resolver.write_bytes(servers)
