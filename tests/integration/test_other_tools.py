@@ -364,7 +364,8 @@ def test_stubborn(card: Path, row: str) -> None:
 @pytest.mark.root
 def test_frozen(card: Path) -> None:
     """A server that has a handler for SIGTERM, in a cgroup v2, which SIGKILL gets through; v1 holds that back too."""
-    with stubborn(card, HANDLER + STAY, "S") as (pid, mark), frozen(pid):
+    with stubborn(card, HANDLER + STAY, "S") as server, frozen(server[0]):
+        pid, mark = server
         process = ProcFs().process(pid)
         ours = "frozen" if process is not None and is_frozen(process) else "signalled"
         words = polite(card, mark, pid)
