@@ -70,15 +70,11 @@ _SHM = next(cause for _pattern, cause in _COMPILED if cause.code == "shm_full")
 
 
 class LogReading(NamedTuple):
-    """``shards_loaded`` of ``shards_total``, None where the log does not say; ``last_line`` is None for an empty log.
-
-    ``ready``: the server has said that it serves.
-    """
+    """``shards_loaded`` of ``shards_total``, None where the log does not say. ``last_line``: None for an empty log."""
 
     shards_loaded: Optional[int]
     shards_total: Optional[int]
     last_line: Optional[str]
-    ready: bool
 
 
 def lines_of(text: str) -> list[str]:
@@ -94,8 +90,7 @@ def read_log(lines: Sequence[str], engine: Engine) -> LogReading:
         search = re.compile(engine.progress_line).search
         found = next((found for found in map(search, reversed(lines)) if found), None)
         loaded, total = _shards(found[1]) if found else (None, None)
-    ready = engine.ready_line is not None and any(re.search(engine.ready_line, line) for line in lines)
-    return LogReading(loaded, total, lines[-1] if lines else None, ready)
+    return LogReading(loaded, total, lines[-1] if lines else None)
 
 
 def _shards(text: str) -> tuple[Optional[int], Optional[int]]:

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -83,6 +84,13 @@ STEPS = (
 )
 
 
+# Whatever a step meets on a machine that nobody has seen is written down.
+FINDINGS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError),
+    subprocess.SubprocessError,
+)
+
+
 def run(step: Step, rig: Rig, seconds: float) -> dict[str, Any]:
     """One step, within its time. What goes wrong is written down, and the next step has its turn."""
     if step.needs_card and rig.chosen is None:
@@ -97,7 +105,7 @@ def run(step: Step, rig: Rig, seconds: float) -> dict[str, Any]:
         status, why = "timeout", str(exc)
     except steps.RefusedError as exc:
         status, why = "refused", str(exc)
-    except Exception as exc:  # noqa: BLE001 whatever a step meets on a machine that nobody has seen is a finding
+    except FINDINGS as exc:
         status, why = "failed", f"{type(exc).__name__}: {exc}"
     broken = [name for name, held in record.get("checks", {}).items() if not held]
     if broken and status == "done":

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKEN = f"gpuprobe{os.getpid() % 10**7}"
 
 
-class ChildError(Exception):
+class ChildError(RuntimeError):
     """A holder did not get ready, or gave no answer, within its time."""
 
 

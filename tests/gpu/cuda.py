@@ -12,7 +12,7 @@ _MIB = 1024 * 1024
 _COPY_BYTES = 64 * _MIB
 
 
-class CudaError(Exception):
+class CudaError(RuntimeError):
     """The library is not there, or one of its functions failed: which, and what it said."""
 
 

@@ -9,7 +9,7 @@ _MIB = 1024 * 1024
 _MOST_PROCESSES = 256
 
 
-class NvmlError(Exception):
+class NvmlError(RuntimeError):
     """The library is not there, or one of its functions failed: which, and its code."""
 
 

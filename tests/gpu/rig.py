@@ -21,7 +21,7 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SERIAL = re.compile(r"(?im)^(\s*(?:serial number|board part number|gpu part number|chassis serial number)\s*: ).*$")
 
 
-class NoCardError(Exception):
+class NoCardError(RuntimeError):
     """There is no card to probe: why."""
 
 

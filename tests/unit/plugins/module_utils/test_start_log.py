@@ -23,7 +23,7 @@ def test_a_bar_that_writes_itself_anew_is_many_lines() -> None:
 @pytest.mark.parametrize("text", ["", "\n\r\n", " \t\n", "\x1b[0m\n\x00"])
 def test_a_log_that_says_nothing_has_no_line(text: str) -> None:
     assert lines_of(text) == []
-    assert read_log(lines_of(text), SGLANG) == (None, None, None, False)
+    assert read_log(lines_of(text), SGLANG) == (None, None, None)
 
 
 def test_control_characters_and_endless_lines_do_not_reach_the_operator() -> None:
@@ -47,20 +47,6 @@ def test_an_engine_without_shards_has_none(engine: Engine) -> None:
 def test_a_count_that_cannot_be_is_none(count: str) -> None:
     lines = lines_of(f"Loading safetensors checkpoint shards: 100% Completed | {count} [")
     assert read_log(lines, SGLANG)[:2] == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("engine", "line", "ready"),
-    [
-        (SGLANG, "[2026-03-01 03:20:11] The server is fired up and ready to roll!", True),
-        (SGLANG, "INFO:     Application startup complete.", False),
-        (VLLM, "INFO:     Application startup complete.", True),
-        (LLAMACPP, "main: server is listening on http://127.0.0.1:8080 - starting the main loop", True),
-        (OPENAI, "The server is fired up and ready to roll!", False),
-    ],
-)
-def test_each_engine_says_in_its_own_words_that_it_serves(engine: Engine, line: str, ready: bool) -> None:
-    assert read_log([line], engine).ready is ready
 
 
 @pytest.mark.parametrize(
