@@ -116,7 +116,12 @@ def named_devices(patterns: Sequence[str], cards: Iterable[Device]) -> list[Devi
         if not paths:
             raise InputError(f"devices: {pattern!r} names no file. Correct the path.", reason="no_device_nodes")
         for path in paths:
-            status = os.stat(path)
+            try:
+                status = os.stat(path)
+            except OSError as exc:
+                raise InputError(
+                    f"devices: {path} cannot be read: {exc.strerror}. Correct the path.", reason="no_device_nodes"
+                ) from exc
             if stat.S_ISDIR(status.st_mode):
                 continue
             if not os.path.basename(path).startswith("nvidia"):

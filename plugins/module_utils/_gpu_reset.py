@@ -32,6 +32,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._gpus import (
     memory_state,
     select_gpus,
 )
+from ansible_collections.gpuops.inference.plugins.module_utils._interruption import interruption_deferred
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._reset_report import reset_result
 from ansible_collections.gpuops.inference.plugins.module_utils._reset_tool import ResetTool, names, parse_reset, said
@@ -102,7 +103,9 @@ class _Attempt:
         _refuse_held(self._wanted, [one for one in self._holders() if not (self._persistent and _is_daemon(one))])
         if self._machine.dry_run:
             return self._report(self._wanted)
-        sent, trouble, warnings = self._send()
+        # Whoever cancels the job in between must not leave persistence mode off.
+        with interruption_deferred():
+            sent, trouble, warnings = self._send()
         after = None
         # After a tool that gave no answer, the driver gives none either.
         if sent and not isinstance(trouble, CommandError):

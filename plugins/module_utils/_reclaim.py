@@ -246,9 +246,9 @@ class _Report:
         left = [self._describe(process) for process in present if process.identity not in gone]
         warnings = list(plan.warnings)
         if self._before.unreadable:
+            advice = "Run as root." if os.geteuid() else "Something on this machine keeps even root from it."
             warnings.append(
-                f"{self._before.unreadable} processes of other users could not be looked into, so there may be more "
-                "holders. Run as root."
+                f"{self._before.unreadable} processes could not be looked into, so there may be more holders. {advice}"
             )
         warnings += [
             f"{describe(self._describe(one.process))} holds a card and was not signalled: it is the first process of "

@@ -102,6 +102,14 @@ def test_named_nodes_are_joined_with_their_cards(proc: FakeProc) -> None:
     assert [(device.path, device.gpu) for device in found] == [(str(path), 1), (str(other), None)]
 
 
+def test_a_link_that_leads_nowhere_is_refused(proc: FakeProc) -> None:
+    link = proc.devices / "nvidia7"
+    link.symlink_to(proc.devices / "gone")
+    with pytest.raises(InputError, match="nvidia7 cannot be read: No such file") as raised:
+        named_devices([f"{proc.devices}/nvidia*"], [])
+    assert raised.value.reason == "no_device_nodes"
+
+
 @pytest.mark.parametrize("pattern", ["nvidia9", "nvidia[5-9]", ""])
 def test_a_name_or_glob_of_nothing_is_refused(proc: FakeProc, pattern: str) -> None:
     text = f"{proc.devices}/{pattern}" if pattern else ""

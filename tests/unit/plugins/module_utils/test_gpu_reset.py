@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
@@ -226,6 +228,27 @@ def test_persistence_mode_is_on_again_when_the_reset_fails(world: World, answer:
     world.persistent[1], world.answer = True, answer
     world.refused(GpuopsError)
     assert world.calls == ["-pm 0", "--gpu-reset", "-pm 1"]
+    assert world.persistent[1] is True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_job_that_is_cancelled_meanwhile_ends_with_persistence_mode_on(world: World, number: int) -> None:
+    class Cancelled(BaseException):
+        pass
+
+    def end(_number: int, _frame: object) -> None:
+        # Whoever is asked to end does so here, whatever was still to be done.
+        raise Cancelled(list(world.calls))
+
+    world.persistent[1] = True
+    world.on_persistence = lambda on: None if on else os.kill(os.getpid(), number)  # type: ignore[method-assign]
+    before = signal.signal(number, end)
+    try:
+        with pytest.raises(Cancelled) as raised:
+            world.reset()
+    finally:
+        signal.signal(number, before)
+    assert raised.value.args == (["-pm 0", "--gpu-reset", "-pm 1"],)
     assert world.persistent[1] is True
 
 
