@@ -33,6 +33,10 @@ options:
   reset:
     description: Result of M(gpuops.inference.nvidia_gpu_reset), also when it failed.
     type: dict
+  container:
+    description:
+      - Result of M(gpuops.inference.proxmox_container_restart). What a restart did not cure needs something else.
+    type: dict
   known:
     description: The cards as they were last seen, each with its C(index), for a driver that says nothing any more.
     type: list
@@ -69,11 +73,18 @@ def restart_verdict(
     kill: Optional[Mapping[str, Any]] = None,
     reclaim: Optional[Mapping[str, Any]] = None,
     reset: Optional[Mapping[str, Any]] = None,
+    container: Optional[Mapping[str, Any]] = None,
     known: Optional[Sequence[Mapping[str, Any]]] = None,
 ) -> Optional[dict[str, Any]]:
     """See DOCUMENTATION."""
     return verdict(
-        reading=reading or None, failure=failure or None, kill=kill, reclaim=reclaim, reset=reset, known=known or ()
+        reading=reading or None,
+        failure=failure or None,
+        kill=kill,
+        reclaim=reclaim,
+        reset=reset,
+        container=container,
+        known=known or (),
     )
 
 

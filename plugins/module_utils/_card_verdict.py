@@ -70,7 +70,7 @@ class Evidence(NamedTuple):
 
     ``unended`` are the processes that the kill could not end, by pid. ``host_pid_namespace``: the look was taken in
     the machine's own pid namespace, so no process is outside of it. ``invalid_pids``: how many entries of the driver's
-    list named no possible process.
+    list named no possible process. ``container_restarted``: the container was restarted before this look.
     """
 
     unended: Mapping[int, dict[str, Any]]
@@ -79,6 +79,7 @@ class Evidence(NamedTuple):
     vmid: Optional[int]
     host_pid_namespace: bool
     invalid_pids: int
+    container_restarted: bool = False
 
 
 class CardVerdict(NamedTuple):
@@ -116,7 +117,10 @@ def judge_card(card: Mapping[str, Any], seen: Evidence) -> CardVerdict:
         if stuck:
             return _verdict(card, UNKILLABLE, REBOOT, sentence, holders, bystanders)
         inits = all(one["reason"] == "container_init" for one in holders)
-        return _verdict(card, HELD, CONTAINER_RESTART if inits else OPERATOR, sentence, holders, bystanders)
+        if inits and seen.container_restarted:
+            sentence += " A restart of the container did not change that."
+        need = CONTAINER_RESTART if inits and not seen.container_restarted else OPERATOR
+        return _verdict(card, HELD, need, sentence, holders, bystanders)
     doubt = _doubt(card, seen)
     if doubt is not None:
         need, clause = doubt
@@ -202,7 +206,7 @@ def _why(holder: Mapping[str, Any]) -> str:
 
 def _doubt(card: Mapping[str, Any], seen: Evidence) -> Optional[tuple[str, str]]:
     """Why a holder may have been overlooked, as need and clause; None when everyone was looked at."""
-    hidden = OPERATOR if seen.vmid is None else CONTAINER_RESTART
+    hidden = OPERATOR if seen.vmid is None or seen.container_restarted else CONTAINER_RESTART
     if card["index"] not in (seen.reclaim.get("gpus") or []):
         return OPERATOR, ", and nobody has looked who holds it."
     if card["processes"] is None:

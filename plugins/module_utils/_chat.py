@@ -1,7 +1,7 @@
 # Copyright: (c) 2026, the gpuops.inference founders
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One chat completion: what is asked, and what came back. Pure.
+"""One completion, of a chat as a rule: what is asked, and what came back. Pure.
 
 Asked over ``/v1/chat/completions``, so that the server's own chat template is applied: without it a draft model that
 was trained on chats guesses worse. Tokens are never counted by pieces, since with speculation one piece holds several:
@@ -94,7 +94,9 @@ def read_stream(lines: Iterable[Line]) -> Reply:
 
 
 def read_answer(document: Any) -> Reply:
-    """The answer to a request that was not streamed."""
+    """The answer to a request that was not streamed, for a chat or for the continuation of a text."""
+    if isinstance(document, dict) and not isinstance(document.get("choices"), list) and not _is_error(document):
+        return Reply(error="sent an answer without choices")
     gathered = _Gathered()
     gathered.take(document, None)
     return gathered.whole(ended=True)
@@ -121,11 +123,12 @@ class _Gathered:
         if not isinstance(document, dict):
             self._error = self._error or "sent something that is no JSON object"
             return
-        if document.get("error") or document.get("object") == "error":
+        if _is_error(document):
             self._error = self._error or f"sent an error: {quoted(_words(document))}"
             return
         choice = _first(document.get("choices"))
-        self._take_text(_mapping(choice.get("delta")) or _mapping(choice.get("message")), seconds)
+        chat = _mapping(choice.get("delta")) or _mapping(choice.get("message"))
+        self._take_text(chat or {"content": choice.get("text")}, seconds)
         self._finish = _string(choice.get("finish_reason")) or self._finish
         # SGLang and vLLM may count along with every piece: the last count is the whole.
         tokens = _mapping(document.get("usage")).get("completion_tokens")
@@ -175,6 +178,10 @@ def error_text(body: bytes) -> str:
     """What the body of a refusal says, as it may stand in a message."""
     document = _document(body.decode("utf-8", "replace"))
     return quoted(_words(document) if isinstance(document, dict) else body.decode("utf-8", "replace"))
+
+
+def _is_error(document: Mapping[str, Any]) -> bool:
+    return bool(document.get("error")) or document.get("object") == "error"
 
 
 def _words(document: Mapping[str, Any]) -> str:

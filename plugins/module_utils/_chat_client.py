@@ -14,7 +14,14 @@ from ansible_collections.gpuops.inference.plugins.module_utils._chat import (
     read_answer,
     read_stream,
 )
-from ansible_collections.gpuops.inference.plugins.module_utils._engines import CHAT, MODELS, OPENAI, SGLANG, recognize
+from ansible_collections.gpuops.inference.plugins.module_utils._engines import (
+    CHAT,
+    MODELS,
+    OPENAI,
+    SGLANG,
+    model_cards,
+    recognize,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._http import Answer, Client, HttpError, Line
 from ansible_collections.gpuops.inference.plugins.module_utils._results import redact
@@ -104,21 +111,13 @@ def find_server(client: Client, engine: str, model: Optional[str], timeout: floa
         return Server(engine, model)
     answer = _explained(lambda: client.get(MODELS, timeout=timeout))
     _require_ok(client, MODELS, answer)
-    card = _model_card(answer.document())
+    cards = model_cards(answer.document())
     if engine == "auto":
-        owner = card.get("owned_by")
-        known = recognize(owner if isinstance(owner, str) else None, answer.headers.get("server"))
-        engine = (known or OPENAI).name
-    name = model or card.get("id")
+        engine = (recognize(cards, answer.headers.get("server")) or OPENAI).name
+    name = model or (cards[0].get("id") if cards else None)
     if not name or not isinstance(name, str):
         raise NoAnswer(f"{client.url}{MODELS} names no model. Set the option model.", reason=BAD_ANSWER)
     return Server(engine, name)
-
-
-def _model_card(document: Any) -> Mapping[str, Any]:
-    cards = document.get("data") if isinstance(document, dict) else None
-    card = cards[0] if isinstance(cards, list) and cards else None
-    return card if isinstance(card, dict) else {}
 
 
 def _require_ok(client: Client, path: str, answer: Answer) -> None:

@@ -86,7 +86,11 @@ def find_executable(name: str) -> str:
     if "/" in name:
         if os.path.exists(name):
             return name
-        raise CommandError(f"{name} does not exist. Correct the path.", reason="not_installed", cmd=[name])
+        raise CommandError(
+            f"{name} does not exist, or this account may not reach it. Correct the path.",
+            reason="not_installed",
+            cmd=[name],
+        )
     # An empty entry would mean the current directory.
     path = [one for one in os.environ.get("PATH", os.defpath).split(os.pathsep) if one]
     searched = os.pathsep.join([*path, *(one for one in EXTRA_DIRECTORIES if one not in path)])

@@ -18,6 +18,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._containers impor
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._offspring import Ended, Limits, end, starter_of
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import Pattern
 from ansible_collections.gpuops.inference.plugins.module_utils._pct_exec import PctContainer, may_signal
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process
 from ansible_collections.gpuops.inference.plugins.module_utils._results import (
@@ -29,7 +30,6 @@ from ansible_collections.gpuops.inference.plugins.module_utils._results import (
 from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
     CONTAINER_INIT,
     INIT,
-    Pattern,
     Selection,
     select_matching,
 )

@@ -9,7 +9,7 @@ role's vars/main.yml holds the patterns and health paths too; a test keeps the t
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 # What a 503 of the health endpoint means.
 STARTING = "starting"
@@ -132,10 +132,17 @@ OPENAI = Engine(name="openai", generation=CHAT)
 ENGINES = {engine.name: engine for engine in (SGLANG, VLLM, LLAMACPP, OPENAI)}
 
 
-def recognize(owner: Optional[str], server: Optional[str]) -> Optional[Engine]:
-    """The engine that gives itself away by ``owned_by`` in its list of models, or by the name of its HTTP server."""
+def model_cards(document: Any) -> list[Mapping[str, Any]]:
+    """What /v1/models lists; anything may be in the document."""
+    listed = document.get("data") if isinstance(document, dict) else None
+    return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+
+
+def recognize(cards: Sequence[Mapping[str, Any]], server: Optional[str]) -> Optional[Engine]:
+    """The engine that gives itself away by ``owned_by`` of its first model, or by the name of its HTTP server."""
+    owner = cards[0].get("owned_by") if cards else None
     for engine in ENGINES.values():
-        if owner is not None and owner.lower() == engine.owner:
+        if isinstance(owner, str) and owner.lower() == engine.owner:
             return engine
         if server is not None and server == engine.server:
             return engine

@@ -13,9 +13,9 @@ from typing import Any, Iterable, NamedTuple, Optional, Sequence
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Runner
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import container_status, members
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import Pattern, matches
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs, parse_stat
 from ansible_collections.gpuops.inference.plugins.module_utils._results import process_result, redact
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import Pattern, matches
 
 KMSG = "/dev/kmsg"
 # A record of the kernel's log is at most this long (LOG_LINE_MAX and PREFIX of kernel/printk, with room).

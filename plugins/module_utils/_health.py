@@ -23,7 +23,7 @@ GENERATION = "generation"
 COUNTERS, HEARTBEAT, LOG, MEMORY = "counters", "heartbeat", "log", "memory"
 # Numbers.
 RUNNING, WAITING = "running", "waiting"
-PARENTS, ORPHANS = "parents", "orphans"
+PARENTS, ORPHANS, ELSEWHERE = "parents", "orphans", "elsewhere"
 # Said by the server itself, by its log and by systemd.
 LOADING, ENGINE_DEAD = "loading", "engine_dead"
 PROGRESS = "progress"
@@ -140,17 +140,23 @@ def _is_not_there(seen: Signals) -> Optional[Verdict]:
     said = seen[MODELS]
     if said not in (REFUSED, CLOSED, *GATEWAY) or seen[PARENTS]:
         return None
+    if seen[ELSEWHERE] and said != REFUSED:
+        # Whoever has another port may be the one that the proxy stands before.
+        return None
     if seen[ORPHANS]:
         return Verdict(
             ORPHANED,
             "parent_gone",
             f"The process that served is gone, but {_workers(seen[ORPHANS])} of it live on and hold what they had.",
         )
-    if seen[PARENTS] == 0:
+    unit_down = str(seen[UNIT]).partition(" ")[0] in ("inactive", "failed")
+    # A unit that runs may run it under a name that is not known; and a port may be mistaken.
+    overlooked = str(seen[UNIT]).endswith("(running)") or (seen[ELSEWHERE] and not unit_down)
+    if seen[PARENTS] == 0 and not overlooked:
         return Verdict(
             DEAD, "no_process", f"No process of the server is left, and its address {_said(said)}.{_unit(seen)}"
         )
-    if said == REFUSED and str(seen[UNIT]).partition(" ")[0] in ("inactive", "failed"):
+    if said == REFUSED and unit_down:
         return Verdict(DEAD, "unit_down", f"Its address refuses connections, and its unit is {seen[UNIT]}.")
     return None
 
@@ -186,11 +192,12 @@ def _starts(seen: Signals) -> Optional[Verdict]:
 def _hangs(seen: Signals) -> Optional[Verdict]:
     """No generation comes, and something that does not depend on it says the same; or none comes for very long."""
     patience = seen.limits.hung_after
-    if seen[ENGINE_DEAD] and seen[GENERATION] not in (None, NOT_ASKED):
+    answers = seen[MODELS] == 200
+    if answers and seen[ENGINE_DEAD] and seen[GENERATION] not in (None, NOT_ASKED):
         return Verdict(
             HUNG, "engine_dead", "It says that its engine is dead, generates nothing, and does not recover from that."
         )
-    if seen[GENERATION] == TIMEOUT and seen.age(GENERATION) >= patience:
+    if answers and seen[GENERATION] == TIMEOUT and seen.age(GENERATION) >= patience:
         waited = f"A generation was not answered for {seen.age(GENERATION):.0f} s"
         for name, what in _STILL:
             if seen.stands_still(name, patience):
@@ -216,8 +223,7 @@ def _half_answers(seen: Signals) -> Optional[Verdict]:
     """Something came that says nothing of the server's health."""
     if seen[MODELS] not in (None, 200):
         said = seen[MODELS]
-        alive = " Its processes live." if seen[PARENTS] else ""
-        return Verdict(UNKNOWN, _cause("models", said), f"Its address {_said(said)}.{alive}{_unit(seen)}")
+        return Verdict(UNKNOWN, _cause("models", said), f"Its address {_said(said)}.{_who_lives(seen)}{_unit(seen)}")
     if seen[GENERATION] in (None, NOT_ASKED):
         return None
     said = seen[GENERATION]
@@ -292,6 +298,14 @@ def _cause(where: str, value: Any) -> str:
 
 def _unit(seen: Signals) -> str:
     return f" Its unit is {seen[UNIT]}." if seen[UNIT] else ""
+
+
+def _who_lives(seen: Signals) -> str:
+    if seen[PARENTS]:
+        return " Its processes live."
+    if seen[ELSEWHERE]:
+        return " A server of its kind lives here on another port, and may be the one that is meant."
+    return ""
 
 
 def _workers(count: Any) -> str:

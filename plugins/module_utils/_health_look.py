@@ -15,14 +15,14 @@ from typing import Any, Mapping, NamedTuple, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils import _health as health
 from ansible_collections.gpuops.inference.plugins.module_utils import _speculation
-from ansible_collections.gpuops.inference.plugins.module_utils._chat import error_text
-from ansible_collections.gpuops.inference.plugins.module_utils._completion import read_completion
+from ansible_collections.gpuops.inference.plugins.module_utils._chat import error_text, read_answer
 from ansible_collections.gpuops.inference.plugins.module_utils._engines import (
     CHAT,
     ENGINE_DEAD,
     MODELS,
     OPENAI,
     Engine,
+    model_cards,
     recognize,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._health import Limits, Signal
@@ -162,20 +162,17 @@ class _Look:
                 if exc.reason != health.TIMEOUT:
                     return
             else:
-                self._note(health.MODELS, answer.status)
+                self._note(health.MODELS, "too_big" if answer.truncated else answer.status)
                 self._learn_from_models(answer)
                 return
 
     def _learn_from_models(self, answer: Answer) -> None:
-        listed = _mapping(answer.document()).get("data")
-        cards = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        cards = model_cards(answer.document())
         if answer.status == 200:
             names = [one.get("id") for one in cards[:_MOST_MODELS]]
             self._models = [one for one in names if isinstance(one, str)]
         if self._engine is None:
-            owner = cards[0].get("owned_by") if cards else None
-            known = recognize(owner if isinstance(owner, str) else None, answer.headers.get("server"))
-            self._engine = known or (OPENAI if answer.status == 200 else None)
+            self._engine = recognize(cards, answer.headers.get("server")) or (OPENAI if answer.status == 200 else None)
         if answer.status == 503 and "oading model" in error_text(answer.body):
             self._note(health.LOADING, True)
 
@@ -263,8 +260,10 @@ class _Look:
             self._generate()
             if self._value(health.GENERATION) != health.TEXT:
                 self._look_for_work()
-        alive = self._value(health.GENERATION) == health.TEXT or self._work_is_done()
-        if self._engine is not None and self._engine.info_waits and alive:
+        said = self._value(health.GENERATION)
+        # Who is at work, and has been given a generation to do, is given nothing more that its schedulers must answer.
+        idle_enough = said == health.TEXT or (said == health.NOT_ASKED and self._work_is_done())
+        if self._engine is not None and self._engine.info_waits and idle_enough:
             self._learn_from_info()
 
     def _reason_not_to_ask(self) -> str:
@@ -315,13 +314,13 @@ class _Look:
         if answer.truncated:
             self._note(health.GENERATION, "too_big", answer.seconds)
             return
-        completion = read_completion(answer.document())
-        if completion.error is not None:
-            self._note(health.GENERATION, "bad_answer", answer.seconds, completion.error)
+        reply = read_answer(answer.document())
+        if reply.error is not None:
+            self._note(health.GENERATION, "bad_answer", answer.seconds, redact(reply.error))
             return
-        self._note(health.GENERATION, health.TEXT if completion.text.strip() else health.EMPTY, answer.seconds)
-        if completion.timings:
-            self._speculation["enabled"] = _ENABLED.get(_speculation.of_llamacpp(completion.timings).state)
+        self._note(health.GENERATION, health.TEXT if reply.everything.strip() else health.EMPTY, answer.seconds)
+        if reply.timings:
+            self._speculation["enabled"] = _ENABLED.get(_speculation.of_llamacpp(reply.timings).state)
 
     def _look_for_work(self) -> None:
         """No text came: whether the server works shows in what has moved meanwhile."""

@@ -29,13 +29,13 @@ from ansible_collections.gpuops.inference.plugins.module_utils._errors import Co
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import DriverReading, Gpu, select_gpus
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._offspring import Ended, Limits, end, starter_of
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import Pattern
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process
 from ansible_collections.gpuops.inference.plugins.module_utils._results import describe, process_diff, process_result
 from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
     CONTAINER_INIT,
     OUTSIDE_NAMESPACE,
     HolderRules,
-    Pattern,
     Selection,
     select_holders,
 )

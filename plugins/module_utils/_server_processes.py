@@ -10,9 +10,9 @@ import re
 from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._engines import ENGINES, Engine
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import Pattern, compile_patterns, matches
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs, numbers
 from ansible_collections.gpuops.inference.plugins.module_utils._results import process_result
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import Pattern, compile_patterns, matches
 
 PARENT, WORKER, ORPHAN = "parent", "worker", "orphan"
 
@@ -23,15 +23,19 @@ _PORT_OPTION = re.compile(r"(?<!\S)--port[= ]([0-9]{1,5})(?!\S)")
 
 
 class ServerProcesses(NamedTuple):
-    """``parents`` serve HTTP, ``workers`` compute for them. ``orphans`` are workers whose parent is gone."""
+    """``parents`` serve HTTP, ``workers`` compute for them. ``orphans`` are workers whose parent is gone.
+
+    ``elsewhere`` serve on another port: other servers, or this one behind a proxy.
+    """
 
     parents: tuple[Process, ...] = ()
     workers: tuple[Process, ...] = ()
     orphans: tuple[Process, ...] = ()
+    elsewhere: tuple[Process, ...] = ()
 
     @property
     def all(self) -> tuple[Process, ...]:
-        """Every one, who serves first."""
+        """Every one of the server's, who serves first."""
         return self.parents + self.workers + self.orphans
 
     def identity(self) -> str:
@@ -55,13 +59,14 @@ def sort_processes(processes: Iterable[Process], engine: Engine, port: int) -> S
     workers = [one for one in living if matches(one, compute)]
     servers = [one for one in living if one not in workers and matches(one, serve)]
     ours = [one for one in servers if _port_of(one) in (None, port)]
-    others = {one.pid for one in servers} - {one.pid for one in ours}
+    elsewhere = [one for one in servers if one not in ours]
     above = {one.pid: one.parent_pid for one in living}
-    workers = [one for one in workers if not _below(one.pid, others, above)]
+    workers = [one for one in workers if not _below(one.pid, {other.pid for other in elsewhere}, above)]
     known = {one.pid for one in ours}
     began = min((one.start_ticks for one in ours), default=None)
     kept = [one for one in workers if _below(one.pid, known, above) or (began is not None and one.start_ticks >= began)]
-    return ServerProcesses(tuple(ours), tuple(kept), tuple(one for one in workers if one not in kept))
+    orphans = [one for one in workers if one not in kept]
+    return ServerProcesses(tuple(ours), tuple(kept), tuple(orphans), tuple(elsewhere))
 
 
 def engines_of(processes: Sequence[Process]) -> list[Engine]:

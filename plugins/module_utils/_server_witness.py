@@ -92,6 +92,7 @@ def process_signals(witness: Witness, machine: Machine) -> Iterator[Signal]:
     parents = witness.processes.parents
     yield Signal(health.PARENTS, len(parents), youngest_age(parents, machine.clock.ticks()) if parents else 0.0)
     yield Signal(health.ORPHANS, len(witness.processes.orphans))
+    yield Signal(health.ELSEWHERE, len(witness.processes.elsewhere))
 
 
 def log_signals(first: Witness, second: Witness, engine: Optional[Engine]) -> Iterator[Signal]:

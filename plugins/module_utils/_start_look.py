@@ -15,9 +15,9 @@ from ansible_collections.gpuops.inference.plugins.module_utils._driver import re
 from ansible_collections.gpuops.inference.plugins.module_utils._engines import Engine
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError, InputError
 from ansible_collections.gpuops.inference.plugins.module_utils._http import Client, HttpError, Url
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import Pattern, matches
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
 from ansible_collections.gpuops.inference.plugins.module_utils._results import redact
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import Pattern, matches
 from ansible_collections.gpuops.inference.plugins.module_utils._start_log import likely_cause, lines_of, read_log
 from ansible_collections.gpuops.inference.plugins.module_utils._start_progress import EXITED, READY, STARTING
 

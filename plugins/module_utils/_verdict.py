@@ -28,7 +28,8 @@ _GRAVITY = (OPERATOR, CONTAINER_RESTART, GPU_RESET, REBOOT)
 
 _REMEDY = {
     OPERATOR: "free the card, then run this again",
-    CONTAINER_RESTART: "restart the container, which ends every process in it, then run this again",
+    CONTAINER_RESTART: "restart the container (verified_restart_allow_container_restart), which ends every process in "
+    "it, then run this again",
     GPU_RESET: "reset the card (verified_restart_allow_gpu_reset, or nvidia-smi --gpu-reset with nothing holding it), "
     "or reboot the node",
     REBOOT: "reboot the node",
@@ -42,9 +43,10 @@ def verdict(
     kill: Optional[Mapping[str, Any]] = None,
     reclaim: Optional[Mapping[str, Any]] = None,
     reset: Optional[Mapping[str, Any]] = None,
+    container: Optional[Mapping[str, Any]] = None,
     known: Sequence[Mapping[str, Any]] = (),
 ) -> Optional[dict[str, Any]]:
-    """Judge what the last look at the cards, the two killers and the reset returned.
+    """Judge what the last look at the cards, the two killers, the reset and the restart of the container returned.
 
     ``reading`` is ``ansible_facts.gpu_memory``, None when the driver gave none; ``failure`` is the failed result that
     says why it gave none, or not all; ``known`` are the cards as they were last seen. Returns None when nothing stands
@@ -60,6 +62,7 @@ def verdict(
         vmid=kill.get("vmid"),
         host_pid_namespace=bool(reading.get("host_pid_namespace")),
         invalid_pids=reading.get("invalid_pids") or 0,
+        container_restarted=bool((container or {}).get("changed")),
     )
     cards = [judge_card(card, seen) for card in reading["gpus"] if card["state"] != "idle"]
     if cards:

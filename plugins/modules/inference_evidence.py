@@ -169,8 +169,8 @@ from ansible_collections.gpuops.inference.plugins.module_utils._commands import 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError, InputError
 from ansible_collections.gpuops.inference.plugins.module_utils._evidence import EvidenceRequest, gather
 from ansible_collections.gpuops.inference.plugins.module_utils._limits import require_time_to_answer, require_vmid
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_killers
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import compile_killers
 
 
 def main() -> None:

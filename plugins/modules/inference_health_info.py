@@ -113,7 +113,7 @@ options:
     type: path
   unit:
     description:
-      - Its systemd unit. Its state and its journal are read.
+      - Its systemd unit. Its state is read, and its journal where O(log_path) is left out.
     type: str
   pct_path:
     description:
@@ -193,7 +193,7 @@ signals:
     name:
       description:
         - V(models), V(health), V(generation), V(counters), V(heartbeat), V(running), V(waiting), V(parents),
-          V(orphans), V(memory), V(log), V(progress), V(loading), V(engine_dead) or V(unit).
+          V(orphans), V(elsewhere), V(memory), V(log), V(progress), V(loading), V(engine_dead) or V(unit).
       type: str
       sample: counters
     value:
@@ -201,8 +201,8 @@ signals:
         - An HTTP status or the code of a failure for C(models), C(health) and C(generation), which may also be
           V(text), V(empty) or V(not_asked).
         - V(moves) or V(still) for C(counters), C(heartbeat), C(memory) and C(log). A number of requests for C(running)
-          and C(waiting), as the engine itself says it, and of processes for C(parents) and C(orphans). The parts that
-          are loaded, such as V(63/64), for C(progress).
+          and C(waiting), as the engine itself says it, and of processes for C(parents), C(orphans) and C(elsewhere),
+          which are servers that were told another port. The parts that are loaded, such as V(63/64), for C(progress).
       type: raw
       sample: still
     age_s:
@@ -352,7 +352,7 @@ def main() -> None:
             "unit": {"type": "str"},
             "pct_path": {"type": "path", "default": "pct"},
         },
-        mutually_exclusive=[("log_path", "unit"), ("vmid", "unit")],
+        mutually_exclusive=[("vmid", "unit")],
         supports_check_mode=True,
     )
     params = module.params

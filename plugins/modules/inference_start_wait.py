@@ -253,8 +253,8 @@ from ansible_collections.gpuops.inference.plugins.module_utils._engines import E
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._http import parse_url, require_key
 from ansible_collections.gpuops.inference.plugins.module_utils._limits import require_seconds, require_time_to_answer
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_patterns
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import compile_patterns
 from ansible_collections.gpuops.inference.plugins.module_utils._start_look import LookRequest, look, require_position
 
 

@@ -271,9 +271,12 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._limits import require_seconds, require_vmid
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import this_machine
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_patterns
 from ansible_collections.gpuops.inference.plugins.module_utils._reclaim import ReclaimRequest, reclaim
 from ansible_collections.gpuops.inference.plugins.module_utils._results import refuse_survivors
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import DEFAULT_PROTECT, compile_patterns
+from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
+    DEFAULT_PROTECT,
+)
 
 
 def main() -> None:

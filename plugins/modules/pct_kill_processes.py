@@ -255,8 +255,8 @@ from ansible_collections.gpuops.inference.plugins.module_utils._limits import (
     require_vmid,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import this_machine
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_killers, compile_patterns
 from ansible_collections.gpuops.inference.plugins.module_utils._results import refuse_survivors
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import compile_killers, compile_patterns
 
 
 def main() -> None:

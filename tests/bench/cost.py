@@ -35,7 +35,7 @@ def cost() -> None:
             "bench_rounds": ROUNDS,
         }
         argv = ansible(
-            "ansible-playbook", "-i", str(lab.inventory), "-e", json.dumps(variables), str(HERE / "cost.yml")
+            "ansible-playbook", "-i", str(lab.inventory), "-e", json.dumps(variables), str(HERE / "cost.playbook")
         )
         rc, said = run([*_on_a_node(Path(directory)), *argv])
         if rc:

@@ -55,7 +55,7 @@ def make_lab() -> Iterator[MakeLab]:
 
 
 @contextmanager
-def standing_lab(scenario: str) -> Iterator[Lab]:
+def standing_lab(scenario: str, *, container: bool = HAS_LXC) -> Iterator[Lab]:
     """A lab for all tests of a file, on LXC where it is there."""
-    with tempfile.TemporaryDirectory(prefix="gpuops lab ") as directory, Lab(directory, scenario, HAS_LXC) as lab:
+    with tempfile.TemporaryDirectory(prefix="gpuops lab ") as directory, Lab(directory, scenario, container) as lab:
         yield lab

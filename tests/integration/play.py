@@ -6,15 +6,18 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.lab.lab import Lab
 from tests.tooling.environment import PYTHON, ROOT, environment
 
-# Far above what any scenario takes: a hung health check alone is 21 s.
-LIMIT_S = 300
+# Far above what any scenario takes: a hung health check alone is 21 s, the start of a real engine may be minutes.
+LIMIT_S = 900
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,28 @@ class Played:
 
 def play(lab: Lab, *arguments: str, **variables: Any) -> Played:
     """Run playbooks/restart_inference.yml on the lab, with extra variables."""
+    rc, output, results = _run_playbook(lab, lab.inventory, ["kimi"], arguments, variables)
+    return Played(rc, output, results.get("kimi"))
+
+
+def play_side_by_side(
+    lab: Lab, hosts: Mapping[str, Mapping[str, Any]], *arguments: str, **variables: Any
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The same for many hosts at once: each is the lab's, with variables of its own. Output, and results by host."""
+    inventory = yaml.safe_load(lab.inventory.read_text(encoding="utf-8"))
+    kimi = inventory["inference"]["hosts"]["kimi"]
+    inventory["inference"]["hosts"] = {name: {**kimi, **own} for name, own in hosts.items()}
+    path = lab.state / "side-by-side.yml"
+    path.write_text(json.dumps(inventory), encoding="utf-8")
+    arguments = ("--forks", str(len(hosts)), *arguments)
+    _rc, output, results = _run_playbook(lab, path, list(hosts), arguments, variables)
+    return output, results
+
+
+def _run_playbook(
+    lab: Lab, inventory: Path, hosts: Sequence[str], arguments: Sequence[str], variables: Mapping[str, Any]
+) -> tuple[int, str, dict[str, dict[str, Any]]]:
+    """Exit status, output, and the results that were written, by host."""
     report = lab.state / "report"
     extra = {
         "verified_restart_report_dir": str(report),
@@ -56,24 +81,32 @@ def play(lab: Lab, *arguments: str, **variables: Any) -> Played:
         "verified_restart_start_retries": 120,
         **variables,
     }
-    (report / "kimi.json").unlink(missing_ok=True)
-    argv = ansible("ansible-playbook", "-i", str(lab.inventory), "-e", json.dumps(extra), *arguments)
+    files = {host: report / f"{host}.json" for host in hosts}
+    for file in files.values():
+        file.unlink(missing_ok=True)
+    argv = ansible("ansible-playbook", "-i", str(inventory), "-e", json.dumps(extra), *arguments)
     argv.append(str(ROOT / "playbooks" / "restart_inference.yml"))
     rc, output = run(argv)
-    path = report / "kimi.json"
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    return Played(rc, output, result)
+    written = {host: json.loads(file.read_text(encoding="utf-8")) for host, file in files.items() if file.exists()}
+    return rc, output, written
 
 
 def module(lab: Lab, host: str, name: str, arguments: dict[str, Any], *options: str) -> dict[str, Any]:
     """Run one module of this collection on a host of the lab. Returns its result, and under ``failed`` whether so."""
-    argv = ansible("ansible", host, "-i", str(lab.inventory), "-m", f"gpuops.inference.{name}", *options)
+    return module_on(lab.inventory, host, name, arguments, *options)[0]
+
+
+def module_on(
+    inventory: Path, host: str, name: str, arguments: dict[str, Any], *options: str
+) -> tuple[dict[str, Any], str]:
+    """The same on a host of any inventory. Returns the result, and all that stood on the terminal."""
+    argv = ansible("ansible", host, "-i", str(inventory), "-m", f"gpuops.inference.{name}", *options)
     argv += ["-a", json.dumps(arguments)]
     _rc, output = run(argv, ANSIBLE_LOAD_CALLBACK_PLUGINS="1", ANSIBLE_STDOUT_CALLBACK="ansible.builtin.oneline")
     found = re.search(rf"(?m)^{host} \| (SUCCESS|CHANGED|FAILED!?)[^{{]*(\{{.*\}})$", output)
     assert found, output
     result: dict[str, Any] = json.loads(found[2])
-    return {**result, "failed": found[1].startswith("FAILED")}
+    return {**result, "failed": found[1].startswith("FAILED")}, output
 
 
 def ansible(tool: str, *arguments: str) -> list[str]:

@@ -35,7 +35,6 @@ def test_a_server_that_is_well_passes(make_lab: MakeLab) -> None:
 @pytest.mark.parametrize(
     ("scenario", "verdict", "words"),
     [
-        ("wrong-algorithm", "eagle_instead_of_eagle3", "accept length of 1.00"),
         ("no-speculation", "speculation_off", "without speculative decoding"),
         ("half-speed", "slow", "163.0 are expected"),
         ("degenerate", "degenerate", "!!!!!!!!"),

@@ -22,6 +22,8 @@ MODULES = (
     "inference_leftovers",
     "inference_health_info",
     "inference_evidence",
+    "inference_lease",
+    "proxmox_container_restart",
 )
 
 
@@ -53,6 +55,7 @@ def test_the_examples_run(make_lab: MakeLab, tmp_path: Path) -> None:
             "gpuops.inference.nvidia_fuser_reclaim": {"device_directory": devices},
             "gpuops.inference.nvidia_gpu_reset": {"device_directory": devices},
             "gpuops.inference.inference_health_info": {"timeout": 1},
+            "gpuops.inference.inference_lease": {"directory": str(lab.state / "leases")},
         },
     }
     (tmp_path / "examples.yml").write_text(json.dumps([play]), encoding="utf-8")

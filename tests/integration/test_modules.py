@@ -13,6 +13,7 @@ import pytest
 from tests.integration.conftest import HAS_LXC, standing_lab
 from tests.integration.play import alive, module
 from tests.integration.test_incident import server_pids, used
+from tests.lab import state as lab_state
 from tests.lab.lab import Lab
 
 
@@ -220,3 +221,32 @@ def test_what_matches_is_killed_and_a_second_run_changes_nothing(lab: Lab, via: 
     finally:
         victim.kill()
         victim.wait()
+
+
+def test_a_server_is_looked_at_from_the_node_that_holds_its_container(lab: Lab, untouched: None) -> None:
+    port = lab_state.config(str(lab.state))["port"]
+    known = {"url": f"http://127.0.0.1:{port}", "pct_path": str(lab.bin / "pct"), "timeout": 3}
+    found = module(lab, "node", "inference_health_info", {**known, "vmid": 129})
+    if HAS_LXC:
+        # The container has a network of its own.
+        assert found["failed"]
+        assert "which is this node and not container 129" in found["msg"]
+        found = module(
+            lab, "node", "inference_health_info", {**known, "vmid": 129, "url": f"http://192.0.2.129:{port}"}
+        )
+        assert found["verdict"] == "unknown"
+    else:
+        assert (found["verdict"], found["cause"]) == ("healthy", "generates")
+    assert not found["failed"]
+    [parent] = [one for one in found["processes"] if one["role"] == "parent"]
+    workers = [one for one in found["processes"] if one["role"] == "worker"]
+    assert [one["parent"]["pid"] for one in workers] == [parent["pid"]] * 9
+    inside = {one["pid"] for one in lab.status()["processes"] if one["container_vmid"] == 129}
+    assert {one["pid"] for one in found["processes"]} <= inside
+    assert all(one["container_pid"] != one["pid"] for one in found["processes"])
+    assert {one["vmid"] for one in found["processes"]} == ({129} if HAS_LXC else {None})
+
+    stopped = module(lab, "node", "inference_health_info", {**known, "vmid": 131, "url": "http://127.0.0.1:9"})
+    assert (stopped["verdict"], stopped["processes"]) == ("dead", [])
+    unknown = module(lab, "node", "inference_health_info", {**known, "vmid": 105})
+    assert (unknown["failed"], unknown["reason"]) == (True, "ct_not_on_node"), unknown

@@ -29,6 +29,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._containers impor
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Device, Holder, find_holders
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import number_of
 from ansible_collections.gpuops.inference.plugins.module_utils._offspring import starter_of
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_killers, compile_patterns
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
 from ansible_collections.gpuops.inference.plugins.module_utils._results import process_result
 from ansible_collections.gpuops.inference.plugins.module_utils._termination import (
@@ -267,7 +268,7 @@ def why_spared(card: Path, *, computing: int, members: Sequence[int] | None = No
     holders, procfs = holders_of(card), ProcFs()
     rules = selection.HolderRules(
         ourselves=procfs.ancestors(os.getpid()),
-        protect=selection.compile_patterns(selection.DEFAULT_PROTECT, "protect"),
+        protect=compile_patterns(selection.DEFAULT_PROTECT, "protect"),
         spare_monitors=True,
         cards={1},
         computing={computing: frozenset({1})},
@@ -292,7 +293,7 @@ def test_own_shell(card: Path) -> None:
 
 def why_not(pattern: str, ourselves: Collection[int]) -> str:
     """Why we spare the one process that matches."""
-    patterns = selection.compile_killers([pattern], "patterns")
+    patterns = compile_killers([pattern], "patterns")
     chosen = selection.select_matching(ProcFs().processes(), patterns=patterns, exclude=(), ourselves=ourselves)
     [spared] = chosen.spared
     assert chosen.targets == ()
@@ -409,7 +410,7 @@ def test_zombie(card: Path) -> None:
     """Whoever waits until pgrep shows nobody waits for ever."""
     with holding([sys.executable, "-c", NEVER_REAPED]) as parent:
         [pid] = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split())
-        patterns = selection.compile_killers([TITLES], "patterns")
+        patterns = compile_killers([TITLES], "patterns")
         found = [process for process in ProcFs().processes() if process.pid == pid]
         chosen = selection.select_matching(found, patterns=patterns, exclude=(), ourselves=())
         ours = "gone" if found and chosen == selection.Selection((), ()) else "signalled"

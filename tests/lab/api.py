@@ -36,7 +36,7 @@ class Engine(Protocol):
         """A completion (`text`, `tokens`, `finish`); None when nothing came back in time. No limit: waits for ever."""
 
     def counts(self) -> dict[str, int]:
-        """Requests that are `running`, and tokens `prefilled` and `generated` since the start."""
+        """Requests that are `running` and `waiting`, and tokens `prefilled` and `generated` since the start."""
 
     def prompt_tokens(self, prompt: str) -> int:
         """Length of a prompt."""
@@ -199,7 +199,7 @@ def _model_card(engine: Engine) -> dict[str, Any]:
 def _loads(engine: Engine) -> dict[str, Any]:
     """From memory that the schedulers write to; the time is the HTTP server's, and moves while they hang."""
     counts = engine.counts()
-    rank = {"dp_rank": 0, "num_running_reqs": counts["running"], "num_waiting_reqs": 0}
+    rank = {"dp_rank": 0, "num_running_reqs": counts["running"], "num_waiting_reqs": counts["waiting"]}
     rank["num_used_tokens"] = counts["prefilled"] + counts["generated"]
     return {"timestamp": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()), "version": VERSION, "loads": [rank]}
 
@@ -210,7 +210,7 @@ def _metrics(engine: Engine) -> str:
     labels = 'engine_type="unified",model_name="%s",tp_rank="0"' % engine.model
     rows = (
         ("num_running_reqs", "gauge", labels, counts["running"]),
-        ("num_queue_reqs", "gauge", labels, 0),
+        ("num_queue_reqs", "gauge", labels, counts["waiting"]),
         ("realtime_tokens_total", "counter", labels + ',mode="prefill_compute"', counts["prefilled"]),
         ("realtime_tokens_total", "counter", labels + ',mode="decode"', counts["generated"]),
         ("generation_tokens_total", "counter", labels, counts["generated"]),

@@ -13,12 +13,12 @@ import sys
 import time
 from typing import Callable
 
-from tests.lab import claims, dstate, host, inventory, procfs, status, units
+from tests.lab import claims, dstate, fd_store, host, inventory, manager, procfs, status, units
 from tests.lab import state as lab_state
 from tests.lab.cards import CARDS, make_nodes
 from tests.lab.container import NEIGHBOUR_VMID, STOPPED_VMID, VMID, Container, open_container
 from tests.lab.errors import LabError
-from tests.lab.scenarios import Bystander, Scenario
+from tests.lab.scenarios import BARE_CONTEXT_MIB, Bystander, Scenario
 from tests.lab.server import DEVICES_MARK
 
 Say = Callable[[str], None]
@@ -38,12 +38,16 @@ def build(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
         dstate.prepare(pathlib.Path(state))
         dstate.mount_disk(pathlib.Path(state))
     containers = {vmid: open_container(vmid, pathlib.Path(state), CARDS, lxc=lxc) for vmid in (VMID, NEIGHBOUR_VMID)}
+    if scenario.init_holds and not lxc:
+        _have_init_hold_rootless(state, scenario)
     for vmid, container in containers.items():
         say("container %d (%s)" % (vmid, _NAMES[vmid]))
         container.start()
     ours = containers[VMID]
     ours.install_unit(lab_state.UNIT, _unit_text(state, scenario, ours, port))
     _run(ours.service_manager_argv("enable", lab_state.UNIT), "enable %s" % lab_state.UNIT)
+    if scenario.init_holds and lxc:
+        _have_systemd_hold(state, scenario, ours)
     inventory.write(
         state, port=port, device_directory=os.path.join(state, "dev"), role_variables=scenario.role_variables
     )
@@ -56,17 +60,18 @@ def build(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
         say("server loads (%s)" % ("healthy" if scenario.fault is None else "and will hang"))
         _start_server(state, scenario, ours, port)
     _wait_until_it_stands(state, scenario, ours, port)
+    _end_the_parent(scenario, ours)
     if bystander is not None and bystander.late:
         _start_bystander(state, containers[bystander.vmid], bystander, port, say)
     say("scenario %s stands: %s" % (scenario.name, scenario.summary))
 
 
 def build_again(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
-    """Put the scenario into the lab that stands in ``state``: its server ends and starts wrong once more.
+    """Put the scenario into the lab that stands in ``state``: its server ends, and starts as the scenario says.
 
     Raises LabError, also for a scenario that needs more than that.
     """
-    if scenario.fault is None or scenario.supervised or scenario.bystander is not None or scenario.needs_root:
+    if not scenario.started or scenario.supervised or scenario.bystander is not None or scenario.needs_root:
         raise LabError("Scenario %s cannot be put into a lab that stands: build a new one." % scenario.name)
     port = int(lab_state.config(state)["port"])
     ours = open_container(VMID, pathlib.Path(state), CARDS, lxc=lxc)
@@ -75,9 +80,19 @@ def build_again(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
     _end_what_the_stop_left(state)
     for card in CARDS:
         claims.forget(state, card)
-    say("server loads (and will hang)")
+    _write_config(state, scenario, port, lxc=lxc)
+    ours.install_unit(lab_state.UNIT, _unit_text(state, scenario, ours, port))
+    lab_state.write_json(lab_state.server_manner(state), scenario.manner)
+    say("server loads (%s)" % ("healthy" if scenario.fault is None else "and will hang"))
     _start_server(state, scenario, ours, port)
     _wait_until_it_stands(state, scenario, ours, port)
+    _end_the_parent(scenario, ours)
+
+
+def _end_the_parent(scenario: Scenario, container: Container) -> None:
+    """Stop the unit of a hung server: with KillMode=process systemd kills its first process, and no other."""
+    if scenario.parent_gone:
+        _run(container.service_manager_argv("stop", lab_state.UNIT), "stop %s" % lab_state.UNIT)
 
 
 def _end_what_the_stop_left(state: str) -> None:
@@ -125,7 +140,7 @@ def _make_cards(state: str, *, lxc: bool) -> None:
 
 def _write_tools(state: str, *, lxc: bool) -> None:
     """The stand-ins in STATE/bin: they find interpreter and lab from any directory, and also inside a container."""
-    for name in ("nvidia-smi", "pct", "container-python") + (() if lxc else ("systemctl",)):
+    for name in ("nvidia-smi", "pct", "ha-manager", "container-python") + (() if lxc else ("systemctl",)):
         path = os.path.join(state, "bin", name)
         words = " ".join(shlex.quote(word) for word in (lab_state.DOOR, name, state))
         python = shlex.quote(sys.executable)
@@ -166,6 +181,22 @@ def _unit_text(state: str, scenario: Scenario, container: Container, port: int) 
     lines += ["StandardOutput=append:%s" % lab_state.server_log(state).replace("%", "%%"), "StandardError=inherit"]
     lines += ["Restart=always", "RestartSec=100ms", "KillMode=%s" % scenario.kill_mode, "TimeoutStopSec=2s"]
     return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
+
+
+def _have_init_hold_rootless(state: str, scenario: Scenario) -> None:
+    directory = lab_state.container_directory(state, VMID)
+    os.makedirs(directory)
+    plan = {"cards": scenario.init_holds, "mib": BARE_CONTEXT_MIB}
+    lab_state.write_json(os.path.join(directory, manager.INIT_HOLDS), plan)
+
+
+def _have_systemd_hold(state: str, scenario: Scenario, container: Container) -> None:
+    plan = {"cards": scenario.init_holds, "mib": BARE_CONTEXT_MIB, "devices": container.device_directory}
+    words = [container.python, "-S", "-E", lab_state.DOOR, "fd-store", state, json.dumps(plan)]
+    lines = ["[Service]", "Type=oneshot", "RemainAfterExit=yes", "NotifyAccess=all", "FileDescriptorStoreMax=16"]
+    lines += ["ExecStart=%s" % " ".join(map(units.quote, words)), ""]
+    container.install_unit(fd_store.UNIT, "\n".join(lines))
+    _run(container.service_manager_argv("start", fd_store.UNIT), "start %s" % fd_store.UNIT)
 
 
 def _start_bystander(state: str, container: Container, bystander: Bystander, port: int, say: Say) -> None:

@@ -61,6 +61,11 @@ class HeldClaim:
         self.set_mib(0)
         os.rename(unfinished, os.path.join(directory, name))
 
+    @property
+    def descriptors(self) -> list[int]:
+        """All that is held."""
+        return [*self._nodes, self._file]
+
     def set_mib(self, mib: int) -> None:
         """Claim so much from now on. One write of fixed width: a reader sees the old text or the new."""
         fields = "%d %d %g %d" % (self._card.minor, mib, self._linger_s, self._leak)

@@ -35,6 +35,9 @@ class Container(Protocol):
     def start(self) -> None:
         """Create and boot; return when the service manager inside answers. Raises LabError."""
 
+    def halt(self, seconds: Optional[float]) -> bool:
+        """Shut down within so many seconds, None: by force at once. Whether it is stopped; `start` boots it again."""
+
     def destroy(self) -> None:
         """Leave no process, mount, cgroup or loop device. Idempotent, also after a start that was cut off."""
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from tests.lab import cards as lab_cards
 from tests.lab import cgroup2, dstate, host, lxc_claim, lxc_config, procfs, rootfs
+from tests.lab import state as lab_state
 from tests.lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -84,11 +86,12 @@ class LxcContainer:
         hook = self._home / "autodev"
         hook.write_text(lxc_config.autodev_hook(nodes), encoding="utf-8")
         hook.chmod(0o755)
+        shown = lab_state.read_json(lab_state.shown(str(self._state))).get("paths", ())
         text = lxc_config.render(
             vmid=self.vmid,
             root=self._root(base),
             hook=hook,
-            read_only=sorted({str(_TESTS), os.path.realpath(_TESTS)}),
+            read_only=sorted({str(_TESTS), os.path.realpath(_TESTS), *shown}),
             read_write=sorted({str(self._state), self._state_as_named}),
             devices=sorted(nodes.values()),
             apparmor=os.path.isdir("/sys/module/apparmor"),
@@ -193,6 +196,24 @@ class LxcContainer:
         """Write /etc/systemd/system/NAME inside and make systemd read it. Raises LabError."""
         host.run_tool(self.attach_argv(["tee", "--", "/etc/systemd/system/" + name], {}), stdin=text)
         host.run_tool(self.service_manager_argv("daemon-reload"))
+
+    def halt(self, seconds: float | None) -> bool:
+        """See container.Container. The signal is the one that Proxmox has LXC send to a systemd (lxc.signal.halt)."""
+        init = self.init_pid()
+        if init is None:
+            return True
+        if seconds is None:
+            host.run_tool(["lxc-stop", *self._which, "--kill"], timeout=20)
+        else:
+            os.kill(init, signal.SIGRTMIN + 4)
+        deadline = time.monotonic() + (_KILL_TIMEOUT_S if seconds is None else seconds)
+        while self.init_pid() is not None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        # The monitor goes after init, and a start before that would meet it.
+        procfs.wait_gone(host.processes_with(str(self._lxc_path), self._name), _KILL_TIMEOUT_S)
+        return True
 
     # -- ending -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from tests.lab import procfs
+from tests.lab import manager, procfs
 from tests.lab import state as lab_state
 from tests.lab.cards import Card
 from tests.lab.errors import LabError
@@ -36,7 +36,7 @@ class RootlessContainer:
         """See container.Container."""
         if self._state.startswith("/dev/shm/"):
             raise LabError("%s is not visible in a container, which has its own /dev/shm." % self._state)
-        os.makedirs(os.path.join(self._directory, "units"))
+        os.makedirs(os.path.join(self._directory, "units"), exist_ok=True)
         log_path = os.path.join(self._state, "log", "container-%d.log" % self.vmid)
         # No pipe of the caller may reach the monitor: whoever reads it would wait for the end of the lab.
         with open(log_path, "ab") as log:
@@ -72,8 +72,21 @@ class RootlessContainer:
                 "kernel.apparmor_restrict_unprivileged_userns=0)." % (self.vmid, text)
             )
 
+    def halt(self, seconds: float | None) -> bool:
+        """See container.Container. The init knows no shutdown, so it is always by force."""
+        self._end()
+        for name in (manager.SOCKET, "init.json", "monitor.json"):
+            pathlib.Path(self._directory, name).unlink(missing_ok=True)
+        return True
+
     def destroy(self) -> None:
-        """See container.Container. The kernel ends everything inside together with the init."""
+        """See container.Container."""
+        self._end()
+        if os.path.isdir(self._directory):
+            shutil.rmtree(self._directory)
+
+    def _end(self) -> None:
+        """End the init; the kernel ends everything inside together with it. Raises LabError."""
         found = []
         for name in ("init", "monitor"):
             noted = lab_state.read_json(os.path.join(self._directory, name + ".json"))
@@ -84,8 +97,6 @@ class RootlessContainer:
         left = procfs.wait_gone(found, 10)
         if left:
             raise LabError("Container %d does not end: process %d stays after SIGKILL." % (self.vmid, left[0].pid))
-        if os.path.isdir(self._directory):
-            shutil.rmtree(self._directory)
 
     def init_pid(self) -> int | None:
         """See container.Container."""

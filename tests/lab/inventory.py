@@ -35,7 +35,10 @@ def write(state: str, *, port: int, device_directory: str, role_variables: dict[
         "verified_restart_expected_gpus": len(CARDS),
         "verified_restart_nvidia_smi_path": os.path.join(bin_directory, "nvidia-smi"),
         "verified_restart_pct_path": os.path.join(bin_directory, "pct"),
+        "verified_restart_ha_manager_path": os.path.join(bin_directory, "ha-manager"),
         "verified_restart_device_directory": device_directory,
+        # A lease of a lab's own: labs of one machine have no server in common.
+        "verified_restart_lease_directory": os.path.join(state, "leases"),
         **role_variables,
     }
     path = os.path.join(state, "inventory.yml")

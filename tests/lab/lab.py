@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -47,12 +47,15 @@ class Lab:
         scenario: str = "incident",
         container: bool = False,
         say: bring_up.Say = _say_on_stderr,
+        shown: Sequence[str] = (),
     ) -> None:
+        """`shown`: directories that are to be seen in LXC's containers too, read-only and at the same place."""
         # The real path: inside a container a symbolic link on the way may not exist.
         self.state = pathlib.Path(os.path.realpath(state))
         self.scenario = scenario
         self._lxc = container
         self._say = say
+        self._shown = list(shown)
 
     def __enter__(self) -> Lab:
         self.up()
@@ -98,6 +101,7 @@ class Lab:
             self._take_down()  # files of one that was killed
             shutil.rmtree(self.state / "log", ignore_errors=True)
             try:
+                lab_state.write_json(lab_state.shown(str(self.state)), {"paths": self._shown})
                 bring_up.build(str(self.state), scenario, lxc=self._lxc, say=self._say)
             except BaseException:
                 self._say("cleaning up")
@@ -105,9 +109,10 @@ class Lab:
                     self._take_down()
                 raise
 
-    def up_again(self) -> None:
-        """Put the scenario into this lab again, while its containers go on standing. Raises LabError."""
+    def up_again(self, scenario: str | None = None) -> None:
+        """Put the scenario, or another, into this lab again, while its containers go on standing. Raises LabError."""
         with self._locked():
+            self.scenario = scenario or self.scenario
             bring_up.build_again(str(self.state), SCENARIOS[self.scenario], lxc=self._lxc, say=self._say)
 
     def down(self) -> None:

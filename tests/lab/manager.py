@@ -14,11 +14,13 @@ import signal
 import socket
 from typing import Callable
 
+from tests.lab import claims, units, verbs
 from tests.lab import state as lab_state
-from tests.lab import units, verbs
+from tests.lab.cards import CARDS
 from tests.lab.service import Service
 
 SOCKET = "manager.sock"
+INIT_HOLDS = "init-holds.json"
 Answer = Callable[[int, str, str], None]
 """Sends exit code, stdout and stderr to the systemctl that waits."""
 
@@ -88,6 +90,10 @@ def serve(state: str, vmid: int) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     manager = Manager(directory, lab_state.rootless_environment(state))
     manager.reload()
+    _hold_cards(state, directory)
+    for name, service in manager.services.items():
+        if manager.has_flag(name, "enabled"):
+            service.start(_started)
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     selector.register(wake_read, selectors.EVENT_READ)
@@ -103,6 +109,20 @@ def serve(state: str, vmid: int) -> None:
         manager.reap()
         for service in manager.services.values():
             service.tick()
+
+
+def _started(_failure: str | None) -> None:
+    """Nobody waits for what is started at boot."""
+
+
+def _hold_cards(state: str, directory: str) -> None:
+    """What this boot's init holds itself until its end, and the next one's does not: {"cards": [indices], "mib": N}."""
+    path = os.path.join(directory, INIT_HOLDS)
+    plan = lab_state.read_json(path)
+    if plan:
+        os.unlink(path)
+        for index in plan["cards"]:
+            claims.HeldClaim(state, os.path.join(state, "dev"), CARDS[index]).set_mib(plan["mib"])
 
 
 def _accept(manager: Manager, listener: socket.socket) -> None:

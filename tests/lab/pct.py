@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.lab import procfs
+from tests.lab import power, procfs
 from tests.lab import state as lab_state
 from tests.lab.cards import CARDS
 from tests.lab.container import Container, open_container
@@ -51,7 +51,7 @@ def _run(state: str, arguments: list[str]) -> int:
     config = lab_state.config(state)
     if verb == "list":
         return _list(state, config)
-    if verb not in ("status", "exec", "config"):
+    if verb not in ("status", "exec", "config", *power.VERBS):
         raise _RefusedError("ERROR: unknown command 'pct %s'" % verb)
     if not rest or not rest[0].isdigit():
         got = "got '%s'" % rest[0] if rest else "property is missing and it is not optional"
@@ -65,6 +65,8 @@ def _run(state: str, arguments: list[str]) -> int:
         )
     if verb == "status":
         return _status(state, config, vmid, rest[1:])
+    if verb in power.VERBS:
+        return _power(state, verb, vmid, rest[1:])
     if verb == "config":
         return _config(config, vmid)
     return _exec(state, config, vmid, rest[1:])
@@ -90,6 +92,8 @@ def _status(state: str, config: dict[str, Any], vmid: int, options: list[str]) -
         return 0
     name = config["containers"][str(vmid)]["name"]
     fields: dict[str, object] = {"cpus": 32, "maxdisk": 2147483648000, "maxmem": 549755813888, "maxswap": 0}
+    lock = power.lock(state, vmid)
+    fields.update({"lock": lock} if lock else {})
     fields.update({"name": name, "status": status, "type": "lxc", "vmid": vmid})
     if pid:
         stat = procfs.read_stat(pid)
@@ -98,6 +102,17 @@ def _status(state: str, config: dict[str, Any], vmid: int, options: list[str]) -
             fields.update({"pid": pid, "uptime": int(float(stream.read().split()[0]) - started)})
     for key in sorted(fields):
         print("%s: %s" % (key, fields[key]))
+    return 0
+
+
+def _power(state: str, verb: str, vmid: int, options: list[str]) -> int:
+    seconds = power.PATIENCE_S
+    while options:
+        name, has_value, value = options.pop(0).lstrip("-").partition("=")
+        if verb != "shutdown" or name != "timeout":
+            raise _RefusedError("Unknown option: %s\n400 unable to parse option" % name)
+        seconds = int(value if has_value else options.pop(0))
+    power.order(state, verb, vmid, seconds)
     return 0
 
 

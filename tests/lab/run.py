@@ -17,6 +17,12 @@ def _main(name: str, state: str, arguments: list[str]) -> int:
         from tests.lab.nvidia_smi import main
     elif name == "pct":
         from tests.lab.pct import main
+    elif name == "ha-manager":
+        from tests.lab.power import ha_manager as main
+    elif name == "ha-request":
+        from tests.lab.power import ha_request as main
+    elif name == "fd-store":
+        from tests.lab.fd_store import main
     elif name == "container-python":
         from tests.lab.pct import container_python as main
     elif name == "systemctl":

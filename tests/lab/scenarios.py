@@ -58,9 +58,13 @@ class Scenario:
     """None: the server is well; otherwise it is hung."""
     started: bool = True
     kill_mode: str = "process"
+    parent_gone: bool = False
+    """systemd has killed the hung server's first process, and no other."""
     supervised: bool = False
     """A supervisor started by hand runs the server, and not the unit."""
     bystander: Bystander | None = None
+    init_holds: tuple[int, ...] = ()
+    """Cards that the first process of container 129 has a bare context on, until the container is restarted."""
     api_key: str | None = None
     """What the server asks for. It stands on its command line, as operators do it."""
     algorithm: str | None = "EAGLE3"
@@ -84,11 +88,12 @@ class Scenario:
                 mib += card.server_mib if stuck is None else stuck
             if self.bystander is not None and card.index in self.bystander.cards:
                 mib += self.bystander.mib or 0
+            mib += BARE_CONTEXT_MIB * (card.index in self.init_holds)
             expected.append(mib)
         return expected
 
 
-_BARE_CONTEXT_MIB = 520
+BARE_CONTEXT_MIB = 520
 _ALL_CARDS = tuple(card.index for card in CARDS)
 
 SCENARIOS: dict[str, Scenario] = {
@@ -114,6 +119,12 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("no-speculation", "the server answers, without speculative decoding", algorithm=None),
         Scenario("hung-engine", "hung, behind a door that goes on answering", fault=Fault(door="answers")),
         Scenario("stalled", "hung; every shard is loaded, and its port was never opened", fault=Fault(door="closed")),
+        Scenario(
+            "orphaned",
+            "its first process was killed, and its workers hold every card",
+            fault=Fault(),
+            parent_gone=True,
+        ),
         Scenario("half-speed", "the server answers, at half its speed", manner={"speed": 0.5}),
         Scenario("degenerate", "the server answers, with one character again and again", manner={"says": "!"}),
         Scenario(
@@ -122,6 +133,12 @@ SCENARIOS: dict[str, Scenario] = {
             fault=Fault(rank1_linger_s=4),
         ),
         Scenario("leak", "hung; the memory of card 1 never goes", fault=Fault(rank1_leak=True)),
+        Scenario(
+            "init-holds",
+            "hung; the first process of container 129 holds card 1, and only a restart of the container helps",
+            fault=Fault(),
+            init_holds=(1,),
+        ),
         Scenario(
             "respawn",
             "hung; whoever kills it without stopping the unit gets it back",
@@ -168,7 +185,7 @@ SCENARIOS: dict[str, Scenario] = {
             "neighbour",
             "hung; a process in container 130 holds card 1",
             # The neighbour has the card: rank 1 got its context, then waits for memory.
-            fault=Fault(rank1_mib=_BARE_CONTEXT_MIB),
+            fault=Fault(rank1_mib=BARE_CONTEXT_MIB),
             bystander=Bystander(130, "python3 finetune.py --model llama", (1,), CARDS[1].server_mib),
         ),
         Scenario(

@@ -98,7 +98,7 @@ class Engine:
     @property
     def _manner(self) -> dict[str, Any]:
         """How it serves while it calls itself well: `speed` (1 is its own), `says` (in place of each token),
-        `prefill_s` (for so long each prompt is read, before the first token comes).
+        `prefill_s` (for so long each prompt is read, before the first token comes), `waiting` (requests in its queue).
         """
         return lab_state.read_json(self._manner_file)
 
@@ -124,8 +124,8 @@ class Engine:
 
     def _prefill(self, prompt: str, timeout_s: float | None) -> bool:
         """Read the prompt; its tokens count as they are read. False when that takes too long."""
-        began = time.monotonic()
-        while time.monotonic() < began + self._manner.get("prefill_s", 0):
+        began, seconds = time.monotonic(), self._manner.get("prefill_s", 0)
+        while time.monotonic() < began + seconds:
             if timeout_s is not None and time.monotonic() > began + timeout_s:
                 return False
             self._count(prefilled=_PREFILL_TOKENS)
@@ -140,7 +140,7 @@ class Engine:
     def counts(self) -> dict[str, int]:
         """See api.Engine."""
         with self._lock:
-            return dict(self._counts)
+            return {**self._counts, "waiting": self._manner.get("waiting", 0)}
 
     def prompt_tokens(self, prompt: str) -> int:
         """See api.Engine."""

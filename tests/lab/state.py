@@ -5,6 +5,7 @@ What lies there:
     lab.json          what `up` decided (scenario, interpreter, port, ...)
     bin/  dev/        stand-ins for nvidia-smi, pct, systemctl; the card nodes
     claims/           who holds how much on which card (claims.py)
+    shown.json        directories of the node that LXC's containers see, too
     faults.json       what nvidia-smi gets wrong now
     persistence.json  the cards whose persistence mode is off
     server-fault.json what the next start of the server gets wrong, once
@@ -97,6 +98,11 @@ def server_manner(state: str) -> str:
 def container_directory(state: str, vmid: int) -> str:
     """Where a container keeps what a later process must know."""
     return os.path.join(state, "containers", str(vmid))
+
+
+def shown(state: str) -> str:
+    """Path of the file that names what else is to be seen in LXC's containers."""
+    return os.path.join(state, "shown.json")
 
 
 def inside_path(state: str, *, lxc: bool) -> str:

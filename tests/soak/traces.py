@@ -25,6 +25,8 @@ _NOTE = re.compile(r"/gpuops(-[^/]*)?(/health-[^/]*\.json)?$")
 
 # Where a container of its own root file system keeps what may be forgotten there.
 _ROOMS_INSIDE = ("dev/shm", "run/lock", "run/gpuops", "tmp", "var/tmp")
+# LXC and mount(8) make these once in an empty /run, and keep them.
+_MADE_BY_TOOLS = ("/run/lxc", "/run/lxc/lock", "/run/mount")
 # Not below the lab's directory: its logs, its notes of dead holders, and the root file systems of its containers.
 _NOT_COUNTED = ("log", "claims", "lxc")
 
@@ -139,7 +141,8 @@ def _files(directory: Path, views: dict[str, int]) -> Iterator[str]:
         yield from (os.path.join(path, name) for name in [*directories, *names])
     for room in ("/dev/shm", "/run") if os.geteuid() == 0 else ("/dev/shm",):
         for path, directories, names in os.walk(room):
-            yield from (one for name in [*directories, *names] if _is_ours(one := os.path.join(path, name)))
+            found = (os.path.join(path, name) for name in [*directories, *names])
+            yield from (one for one in found if one not in _MADE_BY_TOOLS and _is_ours(one))
     for pid in views.values():
         for room in _ROOMS_INSIDE:
             inside = f"/proc/{pid}/root/{room}"

@@ -20,7 +20,8 @@ from tests.tooling import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
-VENV = BUILD / "venv"
+# The gate `matrix` names another one, with another ansible-core.
+VENV = Path(os.environ.get("TEST_VENV") or BUILD / "venv")
 PYTHON = VENV / "bin" / "python"
 COLLECTIONS = BUILD / "collections"
 REQUIREMENTS = ROOT / "tests" / "requirements"
@@ -28,6 +29,12 @@ REQUIREMENTS = ROOT / "tests" / "requirements"
 # Both lie in the venv, so they go when it goes.
 STATE_FILE = VENV / "set-up.json"
 UNFINISHED_FILE = VENV / "set-up.unfinished"
+
+# Of ansible's 15,000 files, a few hundred are ever imported, and compiled then.
+PIP_INSTALL = [
+    *("-I", "-m", "pip", "install", "--no-input", "--progress-bar", "off"),
+    *("--no-compile", "--disable-pip-version-check"),
+]
 
 # A user's own settings for Ansible would decide what is tested. Only what concerns the terminal passes.
 PASSING_SETTINGS = ("ANSIBLE_FORCE_COLOR", "ANSIBLE_NOCOLOR", "ANSIBLE_VERBOSITY")
@@ -40,7 +47,7 @@ class SetUpError(Exception):
 def prepare(requirements: str) -> None:
     """Have what ``tests/requirements/<requirements>.txt`` names installed in build/venv, and the link in place."""
     BUILD.mkdir(exist_ok=True)
-    with _lock() as lock:
+    with set_up_lock() as lock:
         _link_collection()
         wanted = fingerprints(REQUIREMENTS / f"{requirements}.txt")
         state = _read_state()
@@ -104,23 +111,20 @@ def _read_state() -> dict[str, str]:
 
 
 def _make_venv(lock: int) -> None:
-    _say(f"Making a virtual environment in {VENV} (Python {'.'.join(map(str, sys.version_info[:3]))}).")
+    say(f"Making a virtual environment in {VENV} (Python {'.'.join(map(str, sys.version_info[:3]))}).")
     shutil.rmtree(VENV, ignore_errors=True)
     VENV.mkdir()
     UNFINISHED_FILE.touch()
-    _logged([sys.executable, "-I", "-m", "venv", str(VENV)], lock)
+    logged([sys.executable, "-I", "-m", "venv", str(VENV)], lock)
 
 
 def _install(requirements: str, lock: int) -> None:
-    _say(f"Installing tests/requirements/{requirements}.txt from PyPI. This takes a minute or two, once.")
+    say(f"Installing tests/requirements/{requirements}.txt from PyPI. This takes a minute or two, once.")
     UNFINISHED_FILE.touch()
-    argv = [str(PYTHON), "-I", "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
-    # Of ansible's 15,000 files, a few hundred are ever imported, and compiled then.
-    argv += ["--no-compile", "--disable-pip-version-check"]
-    _logged([*argv, "-r", str(REQUIREMENTS / f"{requirements}.txt")], lock)
+    logged([str(PYTHON), *PIP_INSTALL, "-r", str(REQUIREMENTS / f"{requirements}.txt")], lock)
 
 
-def _logged(argv: list[str], lock: int) -> None:
+def logged(argv: list[str], lock: int) -> None:
     """Run one step with its output in build/set-up.log. Raises SetUpError with the end of it."""
     log = BUILD / "set-up.log"
     with log.open("wb") as output:
@@ -149,7 +153,7 @@ def _link_collection() -> None:
 
 
 @contextmanager
-def _lock() -> Iterator[int]:
+def set_up_lock() -> Iterator[int]:
     """One set-up at a time. Yields the descriptor that holds the lock."""
     path = BUILD / "set-up.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -157,12 +161,12 @@ def _lock() -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("Another set-up is at work on build/venv; waiting for it.")
+            say("Another set-up is at work on build/venv; waiting for it.")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -66,7 +66,7 @@ class FakeKernel:
     after: Optional[Callable[[], None]] = None
     sent: list[tuple[int, int]] = field(default_factory=list)
     pending: set[int] = field(default_factory=set)
-    interval: float = 0.05
+    interval: float = HostSignaller.interval
 
     def send(self, processes: Sequence[Process], number: int) -> dict[Identity, str]:
         answers = {process.identity: self._send(process, number) for process in processes}

@@ -18,11 +18,13 @@ from ansible_collections.gpuops.inference.plugins.modules import (
     inference_canary,
     inference_evidence,
     inference_health_info,
+    inference_lease,
     inference_leftovers,
     inference_start_wait,
     nvidia_fuser_reclaim,
     nvidia_gpu_reset,
     pct_kill_processes,
+    proxmox_container_restart,
 )
 
 MODULES: dict[str, Any] = {
@@ -35,10 +37,21 @@ MODULES: dict[str, Any] = {
     "inference_evidence": inference_evidence,
     "inference_health_info": inference_health_info,
     "inference_start_wait": inference_start_wait,
+    "inference_lease": inference_lease,
+    "proxmox_container_restart": proxmox_container_restart,
 }
 
 # Those that change nothing.
-READ_ONLY = ("gpu_memory_facts", *(name for name in MODULES if name.startswith("inference_") and "left" not in name))
+READ_ONLY = (
+    "gpu_memory_facts",
+    "inference_canary",
+    "inference_evidence",
+    "inference_health_info",
+    "inference_start_wait",
+)
+
+# Those that do it again each time.
+REPEATING = ("proxmox_container_restart",)
 
 FRAGMENTS: dict[str, str] = {
     "gpuops.inference.attributes": attributes.ModuleDocFragment.DOCUMENTATION,
@@ -130,6 +143,24 @@ CONTRACT: dict[str, dict[str, tuple[Any, bool]]] = {
         "stall_after": (600, False),
         "limit": (3600, False),
     },
+    "inference_lease": {
+        "name": (None, True),
+        "state": ("held", False),
+        "run": (None, True),
+        "seconds": (600, False),
+        "break_job": NONE,
+        "directory": ("/run/gpuops.inference", False),
+    },
+    "proxmox_container_restart": {
+        "vmid": (None, True),
+        "shutdown_timeout": (90, False),
+        "start_timeout": (120, False),
+        "pct_path": ("pct", False),
+        "api_host": NONE,
+        "api_token_secret": NONE,
+        "validate_certs": (True, False),
+        "ca_path": NONE,
+    },
     "nvidia_gpu_reset": {
         "gpus": (None, True),
         "idle_memory_mib": (100, False),
@@ -162,6 +193,8 @@ RETURNED: dict[str, set[str]] = {
     "inference_health_info": {"verdict", "reason", "signals", "served_models", "version", "speculation"},
     "inference_start_wait": {"state", "end", "shards_loaded", "shards_total", "memory_used_mib", "log_tail", "cause"},
     "inference_leftovers": {"listeners", "segments", "shm", "stale", "removed"},
+    "inference_lease": {"lease", "ended", "holder"},
+    "proxmox_container_restart": {"vmid", "forced", "ha_managed", "before", "after", "lock"},
     "nvidia_gpu_reset": {"gpus", "reset", "before", "after", "holders"},
 }
 
@@ -238,7 +271,8 @@ def test_check_mode_is_supported_and_the_attributes_say_so(name: str, monkeypatc
     assert "gpuops.inference.attributes" in documented["extends_documentation_fragment"]
     supported = {attribute: fields["support"] for attribute, fields in documented["attributes"].items()}
     diff = "N/A" if name in READ_ONLY else "full"
-    assert (supported["check_mode"], supported["diff_mode"], supported["idempotent"]) == ("full", diff, "full")
+    idempotent = "none" if name in REPEATING else "full"
+    assert (supported["check_mode"], supported["diff_mode"], supported["idempotent"]) == ("full", diff, idempotent)
     assert all(fields["description"] for fields in documented["attributes"].values())
     assert supported["platform"] == "full"
 

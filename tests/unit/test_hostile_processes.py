@@ -28,6 +28,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._device_handles i
     compute_node,
     find_holders,
 )
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_patterns, matches
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import (
     ProcFs,
     parse_cgroups,
@@ -39,8 +40,6 @@ from ansible_collections.gpuops.inference.plugins.module_utils._procfs import (
 from ansible_collections.gpuops.inference.plugins.module_utils._results import process_result, redact_glued
 from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
     DEFAULT_PROTECT,
-    compile_patterns,
-    matches,
 )
 from tests.unit.doubles import FakeKernel
 from tests.unit.fake_proc import HOST, FakeProc, inside, make_process, stat_line

@@ -37,6 +37,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._nvidia_smi impor
     parse_minors,
     parse_processes,
 )
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_killers, compile_patterns
 from ansible_collections.gpuops.inference.plugins.module_utils._pct_exec import (
     PctContainer,
     classify_exec_failure,
@@ -45,7 +46,6 @@ from ansible_collections.gpuops.inference.plugins.module_utils._pct_exec import 
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
 from ansible_collections.gpuops.inference.plugins.module_utils._results import process_result
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import compile_killers, compile_patterns
 from tests.unit.fake_proc import make_process, stat_line
 from tests.unit.garbage import ANY_TEXT, CELLS, LINE_ENDS, NVIDIA_SMI_TEXT, PCT_TEXT, hostile
 from tests.unit.recorded import Answer, ScriptedRunner, completed, recorded

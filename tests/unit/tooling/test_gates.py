@@ -7,7 +7,7 @@ from typing import Optional
 
 import pytest
 
-from tests.tooling import gates
+from tests.tooling import environment, gates
 from tests.tooling.gates import Check, Options, Outcome
 
 REPORT = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}"/></testsuites>'
@@ -58,10 +58,20 @@ def test_the_slowest_test_is_named(tmp_path: Path) -> None:
     assert outcome.why == "3 passed, 0 failed, 0 skipped; slowest: test_b 32 s"
 
 
-def test_table_has_one_line_a_gate() -> None:
-    lines = gates.table([Outcome("lint", 7, 0, 0, 12.34, ""), Outcome("lab", 0, 1, 0, 5, "no test was found")]).strip()
-    assert lines.splitlines() == [
-        "gate  result   seconds  why",
-        "lint  pass        12.3",
-        "lab   fail         5.0  no test was found",
+def test_table_has_one_line_a_gate_and_the_slowest() -> None:
+    outcomes = [Outcome("lint", 7, 0, 0, 12.34, "", 11.7), Outcome("lab", 0, 1, 0, 5, "no test was found")]
+    assert gates.table(outcomes).strip().splitlines() == [
+        "gate  result   seconds     cpu  why",
+        "lint  pass        12.3      12",
+        "lab   fail         5.0       0  no test was found",
+        "slowest: lint, 12 of 17 s",
     ]
+
+
+def test_a_gate_whose_set_up_fails_is_a_failure_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_options: Options) -> list[Check]:
+        raise environment.SetUpError("no network")
+
+    monkeypatch.setitem(gates.GATES, "docs", broken)
+    outcome = gates._run_gate("docs", Options(None, False, {}))
+    assert (outcome.word, outcome.why) == ("fail", "its set-up failed")

@@ -160,3 +160,14 @@ def test_a_reset_that_was_refused_is_told_with_the_reason(reason: str, needs: st
 def test_a_reset_that_hangs_and_cannot_be_killed_needs_a_reboot() -> None:
     hung = {"msg": "No answer.", "reason": "timeout", "unkillable": True}
     assert the_card(BUSY, reclaim=looked(), reset=hung)["needs"] == "reboot"
+
+
+def test_a_restart_of_the_container_that_did_not_help_is_not_asked_for_again() -> None:
+    init = {**looked(), "spared": [held("container_init", name="systemd")]}
+    unseen = {**looked(), "scan_complete": False}
+    for reclaim in (init, unseen):
+        before = the_card(BUSY, kill={"vmid": 129}, reclaim=reclaim)
+        after = the_card(BUSY, kill={"vmid": 129}, reclaim=reclaim, container={"changed": True})
+        assert (before["needs"], after["needs"]) == ("container_restart", "operator")
+    failed = the_card(BUSY, kill={"vmid": 129}, reclaim=init, container={"changed": False, "reason": "ct_locked"})
+    assert failed["needs"] == "container_restart"

@@ -183,3 +183,34 @@ def test_a_refusal_in_the_server_s_words(body: bytes, expected: str) -> None:
 def test_a_quote_is_one_short_line() -> None:
     assert quoted("a\nb\x1b[2Jc") == "a b [2Jc"
     assert len(quoted("x" * 5000)) == 203
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"choices": [{"text": " 9,"}]}, " 9,"),
+        ({"choices": [{"message": {"content": "9"}}]}, "9"),
+        ({"choices": [{"message": {"content": None, "reasoning": "so"}}]}, "so\n"),
+        ({"choices": [{"message": {"content": "9", "reasoning_content": "so"}}]}, "so\n9"),
+        ({"choices": []}, ""),
+    ],
+)
+def test_text_is_found_where_the_engines_put_it(document: Any, said: str) -> None:
+    reply = read_answer(document)
+    assert (reply.everything, reply.error) == (said, None)
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        ({"object": "list"}, "without choices"),
+        ({"choices": {}}, "without choices"),
+        ({"error": {"message": "no"}}, "an error: no"),
+        ({"choices": [{"text": "", "finish_reason": "abort"}]}, "abort"),
+        (None, "no JSON object"),
+    ],
+)
+def test_an_answer_that_is_none_says_so(document: Any, error: str) -> None:
+    found = read_answer(document).error
+    assert found is not None
+    assert error in found

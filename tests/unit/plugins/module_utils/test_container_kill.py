@@ -18,8 +18,8 @@ from ansible_collections.gpuops.inference.plugins.module_utils._commands import 
 from ansible_collections.gpuops.inference.plugins.module_utils._container_kill import KillRequest, kill_processes
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import CommandError, ContainerError
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_killers, compile_patterns
 from ansible_collections.gpuops.inference.plugins.module_utils._pct_exec import LIST_SCRIPT
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import compile_killers, compile_patterns
 from tests.unit.doubles import FakeClock, FakeKernel
 from tests.unit.fake_proc import BOOT_TIME, FakeProc, inside, stat_line
 from tests.unit.recorded import Answer, completed, recorded

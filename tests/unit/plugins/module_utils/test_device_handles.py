@@ -122,6 +122,13 @@ def test_directories_are_no_nodes(proc: FakeProc) -> None:
         named_devices([str(proc.devices)], [])
 
 
+def test_a_directory_among_the_nodes_hides_none_of_them(proc: FakeProc) -> None:
+    """/dev/nvidia* names /dev/nvidia-caps, too, and before the cards."""
+    (proc.devices / "nvidia-caps").mkdir()
+    path = proc.card(3)
+    assert [device.path for device in named_devices([f"{proc.devices}/nvidia*"], [])] == [str(path)]
+
+
 def test_a_machine_without_cuda_s_node_has_none(proc: FakeProc) -> None:
     assert compute_node(str(proc.devices)) is None
     proc.uvm()
@@ -195,6 +202,10 @@ def test_a_mapping_is_a_handle_too(proc: FakeProc) -> None:
     assert only(scan(proc)).evidence_list == ["mapping"]
 
 
+def test_nobody_is_said_to_compute_of_whom_that_was_not_seen() -> None:
+    assert not Holder(make_process()).compute_context
+
+
 def test_all_evidence_is_named_best_first() -> None:
     holder = Holder(make_process(), evidence={"mapping", "driver", "thread_fd", "fd"})
     assert holder.evidence_list == ["driver", "fd", "thread_fd", "mapping"]
@@ -238,6 +249,24 @@ def test_a_pid_that_is_given_away_during_the_look_does_not_make_its_heir_a_holde
 
     monkeypatch.setattr(ProcFs, "process", heir)
     assert scan(proc).holders == ()
+
+
+def test_one_that_closes_itself_or_goes_during_the_look_hides_no_other(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = proc.card(3)
+    for pid in (4240, 4241, 4242):
+        proc.add(pid, fds=[one])
+    read = ProcFs.process
+
+    def change(self: ProcFs, pid: int) -> object:
+        if pid == 4240:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return None if pid == 4241 else read(self, pid)
+
+    monkeypatch.setattr(ProcFs, "process", change)
+    found = scan(proc)
+    assert (only(found).process.pid, found.unreadable) == (4242, 1)
 
 
 def test_a_dead_process_holds_nothing(proc: FakeProc) -> None:
@@ -392,6 +421,22 @@ def test_an_ordinary_user_recognises_the_node_itself_among_mappings(
         patch.setattr(os, "stat", forbidding(os.stat, ("map_files",)))
         found = scan(proc)
     assert (only(found).process.pid, only(found).evidence_list) == (4242, ["mapping"])
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+def test_a_path_that_leads_to_another_file_by_now_names_no_holder(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    one = proc.card(3)
+    device = card_device(str(proc.devices), 3, 1)
+    file_system, inode = one.stat().st_dev, one.stat().st_ino
+    proc.add(4242)
+    proc.mapping(4242, one, device=f"{os.major(file_system):02x}:{os.minor(file_system):02x}", inode=inode)
+    former = device._replace(number=device.number._replace(minor=inode + step))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", forbidding(os.stat, ("map_files",)))
+        assert find_holders([former], None, proc.procfs).holders == ()
+        assert only(find_holders([device], None, proc.procfs)).process.pid == 4242
 
 
 def test_among_many_each_holder_is_found_once(proc: FakeProc) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from ansible_collections.gpuops.inference.plugins.module_utils._engines import ENGINES, recognize
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import compile_killers
+from ansible_collections.gpuops.inference.plugins.module_utils._engines import ENGINES, model_cards, recognize
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_killers
 
 ROLE = Path(__file__).parents[4] / "roles" / "verified_restart"
 
@@ -55,8 +56,14 @@ def test_titles_of_real_processes_are_known(command: str, engine: str, kind: str
 
 
 def test_an_engine_is_known_by_its_models_or_its_http_server() -> None:
-    names = {one: engine.name for one in ("sglang", "vllm", "llamacpp") if (engine := recognize(one, "uvicorn"))}
-    assert names == {"sglang": "sglang", "vllm": "vllm", "llamacpp": "llamacpp"}
-    assert recognize(None, "llama.cpp") == ENGINES["llamacpp"]
-    assert recognize("openai", "nginx") is None
-    assert recognize(None, None) is None
+    for name in ("sglang", "vllm", "llamacpp"):
+        cards = model_cards({"data": [None, {"id": "m", "owned_by": name}, {"owned_by": "somebody"}]})
+        assert recognize(cards, "uvicorn") == ENGINES[name]
+    assert recognize([], "llama.cpp") == ENGINES["llamacpp"]
+    assert recognize([{"owned_by": "openai"}], "nginx") is None
+    assert recognize([{"owned_by": 7}], None) is None
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"data": None}, {"data": {"id": "m"}}, {"data": ["m", 7]}])
+def test_a_list_of_models_that_is_none_has_no_cards(document: Any) -> None:
+    assert model_cards(document) == []

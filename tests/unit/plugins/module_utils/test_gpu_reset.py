@@ -231,6 +231,20 @@ def test_persistence_mode_is_on_again_when_the_reset_fails(world: World, answer:
     assert world.persistent[1] is True
 
 
+def test_persistence_mode_that_hangs_after_the_reset_is_a_warning(world: World) -> None:
+    def hang(on: bool) -> None:
+        if on:
+            raise CommandError("nvidia-smi did not end within 20 s.", reason="timeout")
+
+    world.persistent[1] = True
+    world.on_persistence = hang  # type: ignore[method-assign]
+    result = world.reset()
+    assert result["changed"]
+    (warning,) = result["warnings"]
+    assert "could not be switched on again: nvidia-smi did not end within 20 s." in warning
+    assert "nvidia-smi -pm 1 -i 1" in warning
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_job_that_is_cancelled_meanwhile_ends_with_persistence_mode_on(world: World, number: int) -> None:
     class Cancelled(BaseException):

@@ -85,6 +85,16 @@ UNANSWERED: Seen = {"models": 200, "generation": ("timeout", 30)}
         ({"models": "refused", "parents": 0, "orphans": 9}, ("orphaned", "parent_gone")),
         ({"models": 502, "parents": 0, "orphans": 9}, ("orphaned", "parent_gone")),
         ({"models": "unreachable", "parents": 0, "orphans": 0}, ("unknown", "unreachable")),
+        # Whom nobody sees may live all the same: under a name of its own, or on another port, behind a proxy.
+        ({"models": "refused", "parents": 0, "unit": "active (running)"}, ("unknown", "refused")),
+        ({"models": "refused", "parents": 0, "unit": "active (exited)"}, ("dead", "no_process")),
+        ({"models": "refused", "parents": 0, "elsewhere": 1}, ("unknown", "refused")),
+        ({"models": "refused", "parents": 0, "elsewhere": 1, "unit": "failed (failed)"}, ("dead", "no_process")),
+        ({"models": 502, "parents": 0, "elsewhere": 1, "unit": "failed (failed)"}, ("unknown", "gateway")),
+        ({"models": 504, "parents": 0, "elsewhere": 1}, ("unknown", "gateway")),
+        ({"models": "closed_early", "parents": 0, "elsewhere": 1}, ("unknown", "closed_early")),
+        ({"models": 504, "parents": 0, "elsewhere": 1, "orphans": 2}, ("unknown", "gateway")),
+        ({"models": "refused", "parents": 0, "elsewhere": 1, "orphans": 2}, ("orphaned", "parent_gone")),
         ({"models": 401, "parents": 0, "orphans": 0}, ("unknown", "unauthorized")),
         ({"models": "refused", "unit": "failed (failed)"}, ("dead", "unit_down")),
         ({"models": "refused", "unit": "inactive (dead)"}, ("dead", "unit_down")),
@@ -151,7 +161,7 @@ ANY_SIGNALS = st.fixed_dictionaries(
         "engine_dead": st.sampled_from([None, True]),
         "unit": st.sampled_from([None, "active (running)", "failed (failed)", "activating (start)"]),
         **dict.fromkeys(("counters", "heartbeat", "log", "memory"), MOVEMENT),
-        **dict.fromkeys(("parents", "orphans", "running", "waiting"), COUNTS),
+        **dict.fromkeys(("parents", "orphans", "elsewhere", "running", "waiting"), COUNTS),
     }
 )
 
@@ -176,6 +186,8 @@ def test_whatever_is_seen_the_rules_that_protect_a_server_hold(drawn: Seen) -> N
     if found == "dead":
         assert not value("parents")
         assert value("parents") == 0 or value("unit") is not None
+        assert value("unit") != "active (running)"
+        assert not value("elsewhere") or (value("models"), value("unit")) == ("refused", "failed (failed)")
     if found == "orphaned":
         assert value("orphans")
         assert not value("parents")

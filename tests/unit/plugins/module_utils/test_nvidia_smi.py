@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ansible_collections.gpuops.inference.plugins.module_utils._commands import Completed
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import DriverError, GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import ComputeProcess, DriverReading
-from ansible_collections.gpuops.inference.plugins.module_utils._nvidia_smi import read
+from ansible_collections.gpuops.inference.plugins.module_utils._nvidia_smi import read, read_minors
 from tests.unit.garbage import NVIDIA_SMI_TEXT
 from tests.unit.recorded import Answer, ScriptedRunner, completed, exit_codes, recorded
 
@@ -87,6 +87,7 @@ def test_a_call_without_rows_fails_with_its_reason_and_all_it_said(case: str, re
         (17, "Failed to initialize NVML: GPU access blocked by the operating system\n", "access_blocked"),
         (-11, "", "crashed"),
         (-9, "0, 3\n", "crashed"),
+        (-1, "Unable to determine the device handle for GPU3: 0000:34:00.0: Unknown Error\n0, 3\n", "crashed"),
         (42, "0, 3\n", "unknown_error"),
         (0, "\x1b[2J%PDF-1.4 ????, 0x7f, \n;;;,,,\n1e309, -7, NaN\n", "bad_output"),
         (0, "0, 3\n0, 4\n", "bad_output"),
@@ -98,6 +99,19 @@ def test_exit_status_and_sentence_give_the_reason(rc: int, stdout: str, reason: 
     with pytest.raises(DriverError) as caught:
         reading_of([completed(stdout, rc=rc)])
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("text", ["no row at all\n", "GPU access blocked by the operating system\n"])
+def test_fewer_fields_are_asked_for_only_where_one_was_refused(text: str) -> None:
+    asked: list[Sequence[str]] = []
+
+    def ask(arguments: Sequence[str]) -> Completed:
+        asked.append(arguments)
+        return completed(text, rc=17)
+
+    with pytest.raises(DriverError):
+        read(ask, processes=False)
+    assert len(asked) == 1
 
 
 def test_control_characters_stay_out_of_the_message() -> None:
@@ -205,6 +219,7 @@ def test_a22_a_refused_field_leaves_index_and_memory() -> None:
         (completed(""), (), 0),
         (completed("No running processes found\n"), (), 0),
         (completed(f"{UUID}, 77, 12\n{UUID}, 0, 12\n{UUID}, 4294967295, 1\n"), (ComputeProcess(77, UUID, 12),), 2),
+        (completed(f"{UUID}, 77, 12\n{UUID}, 0, 12\n"), (ComputeProcess(77, UUID, 12),), 1),
         (completed(f"{UUID}, [N/A], 12\n[N/A], 77, 12\n{UUID}, 77\n"), (), 3),
         (completed("Insufficient Permissions to list processes\n"), None, 0),
         (completed("", rc=255), None, 0),
@@ -222,8 +237,21 @@ def test_a_list_that_was_not_read_is_not_an_empty_one(
 def test_processes_are_not_asked_for_when_not_wanted() -> None:
     runner = ScriptedRunner({"--query-gpu": [completed(rows(0))]})
     found = read(lambda arguments: runner.run(["nvidia-smi", *arguments], timeout=1), processes=False)
-    assert found.compute_processes is None
+    assert (found.compute_processes, found.invalid_pids) == (None, 0)
     assert len(runner.calls) == 1
+
+
+@pytest.mark.parametrize(("rc", "minors"), [(0, {"0000:31:00.0": 4}), (14, {"0000:31:00.0": 4}), (15, {})])
+def test_minors_are_asked_of_the_cards_that_answer(rc: int, minors: dict[str, int]) -> None:
+    asked: list[Sequence[str]] = []
+
+    def ask(arguments: Sequence[str]) -> Completed:
+        asked.append(arguments)
+        return completed("GPU 00000000:31:00.0\n    Minor Number : 4\n", rc=rc)
+
+    gpus = reading_of([completed(rows(0, 2))])[0].gpus
+    assert read_minors(ask, gpus) == minors
+    assert asked == [["-q", "-i", "0,2"]]
 
 
 @given(

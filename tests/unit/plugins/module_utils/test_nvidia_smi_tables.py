@@ -125,6 +125,37 @@ def test_numbers_beside_a_lost_card_or_in_a_cut_row_do_not_count(row: str, reaso
     assert gpu.error.reason == reason
 
 
+@pytest.mark.parametrize("fields", ["pid name", "pid name a", "pid name a b", "pid a name b c", "pid a b c name"])
+@pytest.mark.parametrize("name", ["x", "x, y", "x, y, z", "a, b, c, d, e"])
+def test_commas_in_the_one_cell_that_may_hold_them_shift_no_other(fields: str, name: str) -> None:
+    names = fields.split()
+    cells = {field: name if field == "name" else str(number) for number, field in enumerate(names)}
+    (row,) = parse_table(", ".join(cells.values()), names).rows
+    assert row == cells
+
+
+def test_of_a_short_row_the_first_word_tells_why_and_no_number_counts() -> None:
+    (gpu,) = parse_cards(f"1, {UUID}, [N/A], 97887, [Not Supported]\n", CARD_FIELDS).gpus
+    assert gpu.error is not None
+    assert (gpu.error.reason, gpu.error.text) == ("not_available", "[N/A]")
+    assert (gpu.memory_total_mib, gpu.memory_used_mib, gpu.memory_free_mib) == (None, None, None)
+
+
+def test_a_row_without_a_word_that_is_short_says_that_it_is() -> None:
+    row = f"1, {UUID}, 00000000:15:00.0, 97887, 76, 97264, 580.95.05"
+    (whole,) = parse_cards(f"{row}, name\n", CARD_FIELDS).gpus
+    (short,) = parse_cards(f"{row}\n", CARD_FIELDS).gpus
+    assert (whole.error, whole.memory_total_mib, whole.memory_free_mib) == (None, 97887, 97264)
+    assert short.error is not None
+    assert short.error.text == "the row has more or fewer cells than were asked for"
+    assert (short.memory_total_mib, short.memory_used_mib, short.memory_free_mib) == (None, None, None)
+
+
+def test_of_many_warnings_the_first_ten_are_kept() -> None:
+    said = [f"infoROM is corrupted at gpu 0000:{number:02x}:00.0" for number in range(12)]
+    assert parse_cards("".join(f"WARNING: {one}\n" for one in said), CARD_FIELDS).warnings == tuple(said[:10])
+
+
 def test_a_comma_in_a_cards_name_shifts_nothing() -> None:
     (gpu,) = parse_cards(f"0, {UUID}, 00000000:0F:00.0, 97887, 3, 97264, 580.95.05, RTX, 6000, x\n", CARD_FIELDS).gpus
     assert (gpu.memory_used_mib, gpu.name, gpu.error) == (3, "RTX, 6000, x", None)

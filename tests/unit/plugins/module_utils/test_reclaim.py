@@ -22,8 +22,11 @@ from ansible_collections.gpuops.inference.plugins.module_utils._errors import (
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import ComputeProcess, DriverReading, Gpu
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_patterns
 from ansible_collections.gpuops.inference.plugins.module_utils._reclaim import ReclaimRequest, computing, reclaim
-from ansible_collections.gpuops.inference.plugins.module_utils._selection import DEFAULT_PROTECT, compile_patterns
+from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
+    DEFAULT_PROTECT,
+)
 from tests.unit.doubles import FakeClock, FakeKernel
 from tests.unit.fake_proc import FakeProc, inside
 from tests.unit.recorded import ScriptedRunner, recorded

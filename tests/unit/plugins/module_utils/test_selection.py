@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Holder
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import InputError
+from ansible_collections.gpuops.inference.plugins.module_utils._patterns import (
+    compile_patterns,
+    matches,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process
 from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
     DEFAULT_PROTECT,
     HolderRules,
     Selection,
-    compile_killers,
-    compile_patterns,
-    matches,
     select_holders,
     select_matching,
 )
@@ -142,42 +142,6 @@ def test_whoever_computes_is_not_protected(name: str, command: str) -> None:
     assert not matches(make_process(name=name, command=command), PROTECT)
 
 
-@pytest.mark.parametrize("text", ["", " ", "\t\n"])
-def test_an_empty_pattern_is_refused(text: str) -> None:
-    for compile_them in (compile_patterns, compile_killers):
-        with pytest.raises(InputError, match="patterns holds an empty pattern") as caught:
-            compile_them(["ok", text], "patterns")
-        assert caught.value.reason == "empty_pattern"
-
-
-@pytest.mark.parametrize("text", ["(", "[a", "*x", "(?P<a", "a{99999999999999999999}"])
-def test_an_invalid_pattern_is_refused_and_named(text: str) -> None:
-    with pytest.raises(InputError, match="exclude holds an invalid regular expression") as caught:
-        compile_patterns([text], "exclude")
-    assert caught.value.reason == "invalid_pattern"
-    assert repr(text) in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "text", [".*", "a*", "^", "$", "()", "x|", ".", ".+", r"\S", "(?s).", r"\w|\W", "[^x]", ".?", "..", r"\w", "[a-z]"]
-)
-def test_a_pattern_that_matches_everything_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="matches every process") as caught:
-        compile_killers([text], "patterns")
-    assert caught.value.reason == "match_all_pattern"
-
-
-@pytest.mark.parametrize("text", ["python", "^sglang::", r"\d+", "^.$x?y", "(?i)VLLM", "a b; touch /tmp/x"])
-def test_a_pattern_that_means_somebody_is_taken(text: str) -> None:
-    assert [pattern.pattern for pattern in compile_killers([text], "patterns")] == [text]
-
-
-def test_no_pattern_at_all_is_refused_only_for_those_to_be_killed() -> None:
-    with pytest.raises(InputError, match="patterns is empty"):
-        compile_killers([], "patterns")
-    assert compile_patterns([], "exclude") == ()
-
-
 def role_patterns() -> dict[str, tuple[Any, ...]]:
     variables = yaml.safe_load((ROLE / "vars" / "main.yml").read_text())
     engines = variables["verified_restart__engines"]
@@ -260,6 +224,8 @@ def test_the_dead_are_neither_signalled_nor_named() -> None:
 
 UNTOUCHABLE = [
     (make_process(1, "python3"), "init"),
+    # To kill(2), 0 is our own process group: a place that no process has.
+    (make_process(0, "python3"), "init"),
     (make_process(50, "python3"), "ourselves"),
     (make_process(60, "python3", kernel_thread=True), "kernel_thread"),
     (make_process(4100, "python3", namespace_pids=(4100, 1)), "container_init"),
@@ -271,6 +237,17 @@ def test_nobody_signals_those(process: Process, reason: str) -> None:
     assert summary(select([process], "python", ourselves={50, 51})) == ([], {process.pid: reason})
     holder = Holder(process, gpus={1}, compute_context=True)
     assert summary(select_holders([holder], rules(ourselves={50, 51}))) == ([], {process.pid: reason})
+
+
+def test_the_first_process_of_a_neighbours_container_is_no_reason_to_restart_ours() -> None:
+    init = make_process(4100, "python3", namespace_pids=(4100, 1))
+    holder = Holder(init, gpus={1}, compute_context=True)
+    assert summary(select_holders([holder], rules(members={init.identity}))) == ([], {4100: "container_init"})
+    assert summary(select_holders([holder], rules(members=set()))) == ([], {4100: "other_container"})
+
+
+def test_the_second_process_of_a_small_machine_is_an_ordinary_one() -> None:
+    assert summary(select([make_process(2, "python3")], "python")) == ([2], {})
 
 
 def test_the_first_process_of_a_container_within_a_container_is_an_ordinary_one() -> None:

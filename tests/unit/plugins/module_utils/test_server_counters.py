@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpuops.inference.plugins.module_utils._completion import read_completion
 from ansible_collections.gpuops.inference.plugins.module_utils._engines import ENGINES, LLAMACPP, OPENAI, SGLANG, VLLM
 from ansible_collections.gpuops.inference.plugins.module_utils._server_counters import Reading, moved, read_counters
 from tests.unit.garbage import ANY_TEXT, CELLS, hostile
@@ -97,7 +96,7 @@ JSON = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from(["loads", "timestamp", "version", "num_running_reqs", "choices", "text", "message", "x"]),
+            st.sampled_from(["loads", "timestamp", "version", "num_running_reqs", "x"]),
             inner,
             max_size=4,
         ),
@@ -113,26 +112,3 @@ def test_whatever_the_pages_hold_is_read_or_left(document: Any, metrics: str) ->
         for count in (reading.running, reading.waiting):
             assert count is None or not math.isnan(count)
         read_counters(engine, {"loads": document}, metrics)
-
-
-@given(JSON)
-def test_whatever_an_answer_holds_is_a_text_or_an_error(document: Any) -> None:
-    for one in (document, {"choices": document}, {"choices": [document]}, {"choices": [{"message": document}]}):
-        completion = read_completion(one)
-        assert isinstance(completion.text, str)
-        assert completion.error is None or completion.text == ""
-
-
-@pytest.mark.parametrize(
-    ("document", "text"),
-    [
-        ({"choices": [{"text": " 9,"}]}, " 9,"),
-        ({"choices": [{"message": {"content": "9"}}]}, "9"),
-        ({"choices": [{"message": {"content": None, "reasoning": "so"}}]}, "so"),
-        ({"choices": [{"message": {"content": "9", "reasoning_content": "so "}}]}, "so 9"),
-        ({"choices": []}, ""),
-    ],
-)
-def test_text_is_found_where_the_engines_put_it(document: Any, text: str) -> None:
-    completion = read_completion(document)
-    assert (completion.text, completion.error) == (text, None)

@@ -21,6 +21,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._server_processes
 from tests.unit.fake_proc import FakeProc, make_process
 
 PARENT = make_process(100, "python3", "python3 -m sglang.launch_server --port 30000")
+OTHER = PARENT._replace(command="python3 -m sglang.launch_server --port=30001")
 RANKS = [make_process(101 + rank, "sglang::schedul", f"sglang::scheduler_TP{rank}", parent_pid=100) for rank in (0, 1)]
 DETOKENIZER = make_process(110, "sglang::detoken", "sglang::detokenizer", parent_pid=100)
 SHELL = make_process(50, "bash", "-bash")
@@ -49,7 +50,7 @@ def reparented(process: Process, start: int | None = None) -> Process:
         ([PARENT, reparented(RANKS[0])], ([100], [101], [])),
         ([PARENT, RANKS[1], reparented(RANKS[0], start=7)], ([100], [102], [101])),
         # Another server of the same engine is told by its port, and so are its workers.
-        ([PARENT._replace(command="python3 -m sglang.launch_server --port=30001"), *RANKS], ([], [], [])),
+        ([OTHER, *RANKS], ([], [], [])),
         ([PARENT._replace(command="python3 -m sglang.launch_server"), *RANKS], ([100], [101, 102], [])),
     ],
 )
@@ -98,3 +99,9 @@ def test_the_identity_changes_with_any_process_and_the_age_is_the_youngest() -> 
     assert before.identity() != again.identity()
     assert youngest_age([PARENT, RANKS[0]], RANKS[0].start_ticks + 500) == 5.0
     assert youngest_age([PARENT], 0) == 0.0
+
+
+def test_a_server_on_another_port_is_named_and_is_none_of_ours() -> None:
+    found = sort_processes([OTHER, *RANKS], SGLANG, 30000)
+    assert (found.elsewhere, found.all) == ((OTHER,), ())
+    assert sort_processes([PARENT, OTHER._replace(pid=70)], SGLANG, 30000).elsewhere == (OTHER._replace(pid=70),)

@@ -43,7 +43,9 @@ def unit(**values: str) -> str:
 
 
 class Looker:
-    """Looks with a scripted machine. ``health`` is a status, or None for a port that is closed."""
+    """Looks with a scripted machine. ``health`` is a status, or None for a port that is closed. Commands with a word of
+    ``mute`` are not answered.
+    """
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.proc = FakeProc(tmp_path)
@@ -51,6 +53,7 @@ class Looker:
         self.unit = unit()
         self.unit_file = "[Service]\nStandardOutput=journal\n"
         self.journal = completed("")
+        self.mute: tuple[str, ...] = ()
         self.argv: list[list[str]] = []
         monkeypatch.setattr(Client, "get", lambda _client, path, *, timeout: self.answer(path))
 
@@ -64,6 +67,7 @@ class Looker:
         answers: dict[str, list[Reply]] = {"--property": [completed(self.unit)], "--show-cursor": [self.journal]}
         answers["cat"] = [completed(self.unit_file)]
         answers["--query-gpu"] = [CommandError("no nvidia-smi", reason="not_installed")]
+        answers.update({word: [CommandError("no answer within 5 s", reason="timeout")] for word in self.mute})
         runner = ScriptedRunner(answers)
         result = look(BASE._replace(**changes), runner, self.proc.procfs)
         self.argv = runner.calls
@@ -142,6 +146,23 @@ def test_a_journal_that_cannot_be_read_stops_nothing(looker: Looker) -> None:
     looker.journal = completed("No journal files were found.\n", rc=1)
     result = looker.look()
     assert (result["log_position"], result["log_last_line"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("mute", "unit_state", "source"),
+    [
+        (("--property",), None, None),
+        (("cat",), "active", "journal of sglang-kimi.service"),
+        (("--show-cursor",), "active", "journal of sglang-kimi.service"),
+    ],
+)
+def test_a_systemd_that_does_not_answer_is_no_end(
+    looker: Looker, mute: tuple[str, ...], unit_state: Optional[str], source: Optional[str]
+) -> None:
+    looker.mute = mute
+    result = looker.look()
+    assert (result["state"], result["unit_state"]) == ("starting", unit_state)
+    assert (result["log_source"], result["log_position"], result["log_tail"]) == (source, None, [])
 
 
 @pytest.mark.parametrize("kind", ["append", "file", "truncate"])

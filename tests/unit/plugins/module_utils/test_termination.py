@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import pytest
 
 from ansible_collections.gpuops.inference.plugins.module_utils import _termination
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
-from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process, ProcFs
 from ansible_collections.gpuops.inference.plugins.module_utils._termination import (
     DENIED,
     GONE,
@@ -86,6 +87,29 @@ def test_no_patience_goes_to_sigkill_at_once(proc: FakeProc) -> None:
     assert kernel.sent == [(10, KILL)]
     assert (pids(result.terminated), pids(result.killed)) == ([], [10])
     assert clock.time == 0
+
+
+def test_without_any_patience_sigkill_is_sent_all_the_same(proc: FakeProc) -> None:
+    kernel = FakeKernel(proc)
+    assert pids(end(proc, kernel, 10, term_timeout=-1, kill_timeout=0).killed) == [10]
+    assert kernel.sent == [(10, KILL)]
+
+
+def test_a_clock_that_never_meets_the_deadline_passes_it(proc: FakeProc) -> None:
+    """A real one goes on between two looks at it, and wakes us late."""
+
+    class Late(FakeClock):
+        def now(self) -> float:
+            self.time += 0.03
+            return self.time
+
+        def sleep(self, seconds: float) -> None:
+            assert seconds >= 0, "time.sleep refuses less"
+            self.time += seconds
+
+    clock = Late()
+    end(proc, FakeKernel(proc, stuck=[10]), 10, clock=clock, term_timeout=0.5, kill_timeout=0.5)
+    assert 1 <= clock.time < 1.5
 
 
 def test_the_wait_ends_as_soon_as_all_are_gone(proc: FakeProc) -> None:
@@ -198,6 +222,13 @@ def test_without_patience_a_stopped_one_is_killed_as_it_is(proc: FakeProc) -> No
     assert kernel.sent == [(11, KILL)]
 
 
+def test_nobody_is_continued_after_sigkill(proc: FakeProc) -> None:
+    proc.become(11, "T")
+    kernel = FakeKernel(proc, stuck=[11])
+    assert survivors(end(proc, kernel, 11, term_timeout=0)) == {11: ("timeout", None)}
+    assert kernel.sent == [(11, KILL)]
+
+
 def test_one_that_a_debugger_holds_is_not_continued(proc: FakeProc) -> None:
     proc.become(11, "t")
     kernel = FakeKernel(proc, stubborn=[11])
@@ -292,11 +323,17 @@ def send(process: Process, number: int) -> str:
     return HostSignaller(ProcFs()).send([process], number)[process.identity]
 
 
-@pytest.fixture(params=["pidfd", "pid"])
+@pytest.fixture(params=["pidfd", "old kernel", "old Python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With pidfds, and as where the kernel has none."""
-    if request.param == "pid":
-        monkeypatch.setattr(_termination, "_open_pidfd", lambda _pid: None)
+    """With pidfds, and where the kernel or this Python has none."""
+
+    def unknown_call(_pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    if request.param == "old kernel":
+        monkeypatch.setattr(os, "pidfd_open", unknown_call, raising=False)
+    elif request.param == "old Python":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
     elif not hasattr(os, "pidfd_open"):
         pytest.skip("this Python has no pidfds")
     return str(request.param)
@@ -427,6 +464,12 @@ def test_the_machine_s_clock_goes_forward() -> None:
     assert clock.now() >= before
 
 
+def test_the_machine_s_ticks_are_those_in_which_processes_start() -> None:
+    with child(WAITS) as process:
+        age = SystemClock().ticks() - seen(process.pid).start_ticks
+    assert 0 <= age < 60 * os.sysconf("SC_CLK_TCK"), "no child of a test lives for a minute"
+
+
 def test_an_error_after_a_signal_was_sent_says_that_something_was_changed() -> None:
     class Breaks(DryRunSignaller):
         def living(self, processes: Sequence[Process]) -> list[Process]:
@@ -435,3 +478,13 @@ def test_an_error_after_a_signal_was_sent_says_that_something_was_changed() -> N
     with pytest.raises(ContainerError) as caught:
         terminate([make_process(7)], Breaks(), term_timeout=1, kill_timeout=1, clock=FakeClock())
     assert caught.value.result()["changed"] is True
+
+
+def test_an_error_at_the_first_signal_says_that_nothing_was_changed() -> None:
+    class Breaks(DryRunSignaller):
+        def send(self, processes: Sequence[Process], number: int) -> dict[Identity, str]:
+            raise ContainerError("gone", reason="attach_failed")
+
+    with pytest.raises(ContainerError) as caught:
+        terminate([make_process(7)], Breaks(), term_timeout=1, kill_timeout=1, clock=FakeClock())
+    assert caught.value.result()["changed"] is False

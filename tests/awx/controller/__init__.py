@@ -1,0 +1,1 @@
+"""A small automation controller: the part of AWX's REST API that configuring one needs, kept in memory."""

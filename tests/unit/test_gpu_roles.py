@@ -1,0 +1,49 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The two small roles: defaults, specification and README say the same, and what they take from a restart is there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.tooling.environment import ROOT
+from tests.unit.test_role import OPTIONS as RESTART
+from tests.unit.test_role import shown
+
+ROLES = ("inspect_gpus", "reclaim_gpus")
+
+
+def read(role: str, name: str) -> str:
+    return (ROOT / "roles" / role / name).read_text(encoding="utf-8")
+
+
+def options(role: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(read(role, "meta/argument_specs.yml"))["argument_specs"]["main"]["options"]
+    return found
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_specification_and_readme_agree(role: str) -> None:
+    defaults = yaml.safe_load(read(role, "defaults/main.yml"))
+    assert set(defaults) == set(options(role))
+    rows = dict(re.findall(r"(?m)^\| `(\w+)` (\| \w+ \| .*? \| .*) \|$", read(role, "README.md")))
+    for name, option in options(role).items():
+        computed = isinstance(defaults[name], str) and "{{" in defaults[name]
+        assert option.get("default") == (None if computed else defaults[name])
+        text = f"| {option['type']} | {shown(defaults[name])} | {' '.join(option['description'])}"
+        assert rows[name.removeprefix(f"{role}_")] == text
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_is_taken_from_a_restart_is_one_of_its_variables_with_its_default(role: str) -> None:
+    for name, default in yaml.safe_load(read(role, "defaults/main.yml")).items():
+        for taken, otherwise in re.findall(r"(verified_restart_\w+) \| default\(([^)]*)\)", str(default)):
+            assert taken.removeprefix("verified_restart_") == name.removeprefix(f"{role}_")
+            assert options(role)[name]["type"] == RESTART[taken]["type"]
+            if otherwise not in ("none", "inventory_hostname", "''"):
+                assert yaml.safe_load(otherwise) == RESTART[taken]["default"]
