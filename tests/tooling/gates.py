@@ -26,6 +26,22 @@ NO_TESTS_COLLECTED = 5
 # Of the integration tests, those that call the code of plugins/ themselves. The others have Ansible start it.
 _IN_PROCESS = [f"tests/integration/test_{name}.py" for name in ("http", "health_look", "canary", "start_wait")]
 
+# Of the integration tests, those that take longer together than all others.
+_LONG = [
+    f"tests/integration/test_{name}.py"
+    for name in (
+        "awx_configure",
+        "awx_image",
+        "awx_jobs",
+        "check_mode",
+        "container_restart",
+        "detect",
+        "proxmox_api",
+        "proxmox_inventory",
+        "rolling",
+    )
+]
+
 
 @dataclass(frozen=True)
 class Check:
@@ -106,15 +122,23 @@ def units(options: Options) -> list[Check]:
 def lab(options: Options) -> list[Check]:
     """Modules, role and playbook against a host made of real processes; with LXC where it runs as root."""
     tests, none_skipped = "tests/integration", options.no_skips
+    short = [f"--ignore={path}" for path in _LONG]
     if os.geteuid() != 0:
-        return [_pytest("lab", tests, options, none_skipped, _workers([PYTHON])), _with_plugin(options)]
+        return [_pytest("lab", tests, options, none_skipped, [*short, *_workers([PYTHON])])]
     # Labs of root have a container 129 each, so each worker gets a machine of its own; some tests need the real one.
     in_machines = _workers([PYTHON, "-m", "tests.tooling.machine"])
     return [
-        _pytest("lab", tests, options, none_skipped, ["-m", "not alone", *in_machines]),
-        _pytest("lab-alone", tests, options, none_skipped, ["-m", "alone"]),
-        _with_plugin(options),
+        _pytest("lab", tests, options, none_skipped, ["-m", "not alone", *short, *in_machines]),
+        _pytest("lab-alone", tests, options, none_skipped, ["-m", "alone", *short]),
     ]
+
+
+def long_lab(options: Options) -> list[Check]:
+    """The rest of the lab: AWX's jobs, the Proxmox API, a restarted container, many hosts, every way to detect."""
+    first, *others = _LONG
+    interpreter: processes.Argv = [PYTHON, "-m", "tests.tooling.machine"] if os.geteuid() == 0 else [PYTHON]
+    more = [*others, "-m", "not alone", *_workers(interpreter)]
+    return [_pytest("lab-long", first, options, options.no_skips, more), _with_plugin(options)]
 
 
 def _with_plugin(options: Options) -> Check:
@@ -242,10 +266,11 @@ ON_DEMAND = {
     "matrix": every_core,
     "official": official_units,
     "real-engine": with_real_engine,
+    "lab-long": long_lab,
     "coverage": coverage,
     "mutation": mutation,
 }
-TEST_GATES = ("units", "lab", "real-engine")
+TEST_GATES = ("units", "lab", "lab-long", "real-engine")
 
 
 def main() -> int:
