@@ -53,7 +53,9 @@ class Job:
     @property
     def failure(self) -> str:
         """Message of the task that failed last."""
-        [*_problem, last] = [one["event_data"]["res"]["msg"] for one in self.events if one["event"] == "runner_on_failed"]
+        [*_problem, last] = [
+            one["event_data"]["res"]["msg"] for one in self.events if one["event"] == "runner_on_failed"
+        ]
         return str(last)
 
     def shows(self, secret: str) -> bool:
