@@ -44,7 +44,12 @@ def _measure(count: int) -> tuple[int, float, float]:
     directory = Path(tempfile.mkdtemp(prefix="gpuops-bench-"))
     try:
         replicas = Replicas(directory, count, up=False)
-        extra = {"restart_inference_serial": "100%", "verified_restart_start_retries": 600}
+        extra = {
+            "restart_inference_serial": "100%",
+            # Of a server that no pattern finds, a closed port alone does not prove that it is dead.
+            "verified_restart_force": True,
+            "verified_restart_start_retries": 600,
+        }
         with replicas.living():
             output, seconds = _timed(replicas, str(PLAYBOOK), extra)
         healthy = [name for name, result in replicas.results().items() if result["outcome"] == "healthy"]

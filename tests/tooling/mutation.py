@@ -19,7 +19,7 @@ from cosmic_ray.commands import init
 from cosmic_ray.mutating import mutate_and_test
 from cosmic_ray.testing import run_tests
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import TestOutcome, WorkItem
+from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkItem
 
 from tests.tooling import sanity
 from tests.tooling.environment import BUILD, ROOT
@@ -80,14 +80,16 @@ def _score(module: str) -> Score:
     patience = PATIENCE * (time.monotonic() - started) + LEAST_PATIENCE_SECONDS
     items = _faults(UTILS / f"_{module}.py")
     print(f"\n_{module}: {len(items)} faults", flush=True)
-    noticed = 0
+    made, noticed = 0, 0
     for item in items:
         result = mutate_and_test(item.mutations, command, patience)
-        noticed += result.is_killed
-        if not result.is_killed:
+        # cosmic-ray fails at some places (`except re.error`), and would call that noticed.
+        made += result.worker_outcome == WorkerOutcome.NORMAL
+        noticed += result.test_outcome == TestOutcome.KILLED
+        if result.test_outcome == TestOutcome.SURVIVED:
             # Without the name of the file, thrice.
             print(*(result.diff or "").splitlines()[3:], sep="\n", flush=True)
-    return Score(module, len(items), noticed)
+    return Score(module, made, noticed)
 
 
 def _faults(path: Path) -> list[WorkItem]:

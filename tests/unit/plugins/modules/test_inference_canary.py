@@ -119,6 +119,8 @@ def test_it_fails_with_all_that_it_measured(
     assert (result["failed"], result["verdict"]) == (True, "slow")
     assert result["msg"] == result["reason"]
     assert set(DOCUMENTED) <= set(result)
+    # From ansible-core 2.22 on a module tells the controller, and nobody else, what to mask.
+    result.pop("_ansible_new_secrets", None)
     assert KEY not in json.dumps(result)
 
 
