@@ -163,8 +163,10 @@ def test_a_dry_run_says_the_plan_and_touches_nothing(lab: Lab, controller: Contr
 
 
 def test_a_wrong_key_is_refused_and_shown_nowhere(lab: Lab, controller: Controller) -> None:
+    """Also as a later step of a workflow: an earlier restart that went well does not make this one a success."""
     before = server_pids(lab)
-    ended = controller.press("Restart inference", key=WRONG_KEY, verbosity=3)
+    stale = {"verified_restart_result": {"outcome": "healthy", "needs": None, "reason": "stale"}}
+    ended = controller.press("Restart inference", key=WRONG_KEY, verbosity=3, earlier=stale)
     assert (ended.status, ended.rc) == ("failed", 2), ended.printed
     assert (result(ended)["outcome"], result(ended)["needs"]) == ("refused", "operator")
     assert ended.failure == f"refused: {result(ended)['reason']}"
@@ -173,15 +175,18 @@ def test_a_wrong_key_is_refused_and_shown_nowhere(lab: Lab, controller: Controll
 
 
 def test_the_token_of_proxmox_reaches_the_role_and_shows_nowhere(lab: Lab, controller: Controller) -> None:
-    """Nobody answers where it leads, so that the role says where it has asked."""
+    """Nobody answers where it leads. That matters only to a role that needs the API, and it says where it has asked."""
     before = server_pids(lab)
     token = {"host": "127.0.0.1", "user": "ansible@pve", "token_id": "awx", "token_secret": TOKEN}
-    ended = controller.press("Restart inference", token=token, verbosity=3)
+    named = controller.press("Restart inference", token=token, verbosity=3)
+    assert (named.status, result(named)["outcome"]) == ("successful", "not_needed"), named.printed
+    needs_it = {"verified_restart_allow_container_restart": True}
+    ended = controller.press("Restart inference", token=token, verbosity=3, variables=needs_it)
     assert (ended.status, ended.rc) == ("failed", 2), ended.printed
     assert result(ended)["outcome"] == "refused"
     assert "The Proxmox API at 127.0.0.1 gives no answer" in result(ended)["reason"]
     assert server_pids(lab) == before
-    assert no_secret(ended)
+    assert no_secret(named) and no_secret(ended)
 
 
 def test_the_cards_of_a_server_that_lives_are_not_taken(lab: Lab, controller: Controller) -> None:

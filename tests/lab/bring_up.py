@@ -54,8 +54,7 @@ def build(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
     bystander = scenario.bystander
     if bystander is not None and not bystander.late:
         _start_bystander(state, containers[bystander.vmid], bystander, port, say)
-    if scenario.manner:
-        lab_state.write_json(lab_state.server_manner(state), scenario.manner)
+    _set_the_manner(state, scenario)
     if scenario.started:
         say("server loads (%s)" % ("healthy" if scenario.fault is None else "and will hang"))
         _start_server(state, scenario, ours, port)
@@ -82,11 +81,20 @@ def build_again(state: str, scenario: Scenario, *, lxc: bool, say: Say) -> None:
         claims.forget(state, card)
     _write_config(state, scenario, port, lxc=lxc)
     ours.install_unit(lab_state.UNIT, _unit_text(state, scenario, ours, port))
-    lab_state.write_json(lab_state.server_manner(state), scenario.manner)
+    _set_the_manner(state, scenario)
     say("server loads (%s)" % ("healthy" if scenario.fault is None else "and will hang"))
     _start_server(state, scenario, ours, port)
     _wait_until_it_stands(state, scenario, ours, port)
     _end_the_parent(scenario, ours)
+
+
+def _set_the_manner(state: str, scenario: Scenario) -> None:
+    """Say how the server serves. Nothing to say is no file, also where an earlier scenario left one."""
+    manner = pathlib.Path(lab_state.server_manner(state))
+    if scenario.manner:
+        lab_state.write_json(str(manner), scenario.manner)
+    else:
+        manner.unlink(missing_ok=True)
 
 
 def _end_the_parent(scenario: Scenario, container: Container) -> None:
