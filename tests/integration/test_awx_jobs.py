@@ -180,8 +180,8 @@ def test_the_token_of_proxmox_reaches_the_role_and_shows_nowhere(lab: Lab, contr
     token = {"host": "127.0.0.1", "user": "ansible@pve", "token_id": "awx", "token_secret": TOKEN}
     named = controller.press("Restart inference", token=token, verbosity=3)
     assert (named.status, result(named)["outcome"]) == ("successful", "not_needed"), named.printed
-    needs_it = {"verified_restart_allow_container_restart": True}
-    ended = controller.press("Restart inference", token=token, verbosity=3, variables=needs_it)
+    needs_it = {"verified_restart_allow_container_restart": "true"}
+    ended = controller.press("Restart inference", token=token, verbosity=3, answers=needs_it)
     assert (ended.status, ended.rc) == ("failed", 2), ended.printed
     assert result(ended)["outcome"] == "refused"
     assert "The Proxmox API at 127.0.0.1 gives no answer" in result(ended)["reason"]
