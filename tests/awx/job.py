@@ -105,7 +105,13 @@ def run(
             _write(path, _yaml(injected["extra_vars"]))
             arguments += ["-e", f"@{path}"]
     _write(private / "env" / "cmdline", ansible_runner.utils.args2cmdline(*arguments))
-    settings = {"job_timeout": template["timeout"], "suppress_ansible_output": True, "suppress_output_file": False}
+    settings = {
+        "job_timeout": template["timeout"],
+        "suppress_ansible_output": True,
+        "suppress_output_file": False,
+        # Seconds between two looks whether it was cancelled. By default 5, in which a job of the lab gets far.
+        "pexpect_timeout": 1,
+    }
     _write(private / "env" / "settings", json.dumps(settings))
     return _launch(private, template["playbook"], environment, cancel_at)
 

@@ -64,7 +64,8 @@ def play_side_by_side(
     path = lab.state / "side-by-side.yml"
     path.write_text(json.dumps(inventory), encoding="utf-8")
     arguments = ("--forks", str(len(hosts)), *arguments)
-    _rc, output, results = _run_playbook(lab, path, list(hosts), arguments, variables)
+    at_once = {"restart_inference_serial": "100%", "restart_inference_max_fail_percentage": 100}
+    _rc, output, results = _run_playbook(lab, path, list(hosts), arguments, {**at_once, **variables})
     return output, results
 
 

@@ -203,7 +203,7 @@ def test_after_a_cancel_in_the_middle_the_next_job_recovers(lab: Lab, controller
     """In one test, because each job begins with what the one before has left."""
     before = server_pids(lab)
     force = {"verified_restart_force": "true"}
-    cancelled = controller.press("Restart inference", answers=force, cancel_at=begins("Begin rung verify"))
+    cancelled = controller.press("Restart inference", answers=force, cancel_at=begins("Begin rung kill"))
     assert (cancelled.status, cancelled.artifacts) == ("canceled", {}), cancelled.printed
     assert "Begin rung start" not in cancelled.tasks("playbook_on_task_start")
     assert not lab.status()["server"]["reachable"]
