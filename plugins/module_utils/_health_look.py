@@ -98,7 +98,7 @@ class _Look:
         """Look from all sides, and judge."""
         self._witness = first_look(self._request.sources, self._engine, self._client.url, self._machine)
         self._engine = self._witness.engine
-        self._keep(*process_signals(self._witness, self._machine))
+        self._keep(*process_signals(self._witness, self._request.sources, self._machine))
         self._ask_for_models()
         if self._value(health.MODELS) == 200:
             self._ask_gently()

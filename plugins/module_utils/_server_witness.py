@@ -85,14 +85,22 @@ def second_look(first: Witness, sources: Sources, machine: Machine) -> Witness:
     return first._replace(memory=memory, log=_read_log(sources, machine))
 
 
-def process_signals(witness: Witness, machine: Machine) -> Iterator[Signal]:
+def process_signals(witness: Witness, sources: Sources, machine: Machine) -> Iterator[Signal]:
     """How many processes of each kind there are; nothing where they were not to be seen."""
     if witness.processes is None:
         return
     parents = witness.processes.parents
     yield Signal(health.PARENTS, len(parents), youngest_age(parents, machine.clock.ticks()) if parents else 0.0)
     yield Signal(health.ORPHANS, len(witness.processes.orphans))
-    yield Signal(health.ELSEWHERE, len(witness.processes.elsewhere))
+    elsewhere = [one for one in witness.processes.elsewhere if not _is_another_service(one.unit, sources.unit)]
+    yield Signal(health.ELSEWHERE, len(elsewhere))
+
+
+def _is_another_service(unit: Optional[str], ours: Optional[str]) -> bool:
+    """Whether what runs in ``unit`` cannot be ours. A scope can: that of a container which our service has started."""
+    if unit is None or ours is None or not unit.endswith(".service"):
+        return False
+    return unit not in (ours, f"{ours}.service")
 
 
 def log_signals(first: Witness, second: Witness, engine: Optional[Engine]) -> Iterator[Signal]:

@@ -177,6 +177,8 @@ def test_a_long_prefill_is_left_alone_and_the_server_restarted_only_when_that_is
     ("scenario", "verdict", "words"),
     [
         ("wrong-algorithm", "eagle_instead_of_eagle3", "accept length of 1.00"),
+        ("no-speculation", "speculation_off", "without speculative decoding"),
+        ("half-speed", "slow", "163.0 are expected"),
         ("degenerate", None, '"!!!!!!!!!!!!!!!!!!!!!!!!"'),
     ],
 )

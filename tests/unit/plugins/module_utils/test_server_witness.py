@@ -102,7 +102,29 @@ def test_of_several_engines_none_is_guessed(proc: FakeProc) -> None:
 def test_where_the_processes_are_elsewhere_or_have_no_name_nothing_is_known_of_them(proc: FakeProc) -> None:
     assert pids(looked(proc, sources=SOURCES._replace(processes=False))) is None
     assert looked(proc, engine=OPENAI) == Witness(OPENAI)
-    assert list(process_signals(Witness(OPENAI), machine(proc))) == []
+    assert list(process_signals(Witness(OPENAI), SOURCES, machine(proc))) == []
+
+
+@pytest.mark.parametrize(
+    ("below", "unit", "seen"),
+    [
+        ("/system.slice/sglang-b.service", "sglang-a.service", 0),
+        ("/system.slice/sglang-b.service", "sglang-a", 0),
+        ("/system.slice/sglang-a.service", "sglang-a.service", 1),
+        ("/system.slice/sglang-a.service", "sglang-a", 1),
+        ("/system.slice/docker-0123456789ab.scope", "sglang-a.service", 1),
+        ("/system.slice/sglang-b.service", None, 1),
+        ("", "sglang-a.service", 1),
+    ],
+    ids=["a neighbour", "a neighbour, short", "ours", "ours, short", "a scope", "no unit named", "no unit seen"],
+)
+def test_a_server_on_another_port_counts_unless_another_service_runs_it(
+    proc: FakeProc, below: str, unit: Optional[str], seen: int
+) -> None:
+    proc.add(4300, "python3", "python3\0-m\0sglang.launch_server\0--port\0" + "30001\0", cgroup=inside(129, below))
+    witness = looked(proc, engine=SGLANG)
+    found = {one.name: one.value for one in process_signals(witness, SOURCES._replace(unit=unit), machine(proc))}
+    assert (found["parents"], found["elsewhere"]) == (0, seen)
 
 
 def test_this_node_s_port_is_not_asked_for_a_container_with_its_own_network(proc: FakeProc) -> None:
