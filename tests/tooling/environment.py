@@ -76,6 +76,8 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
         # Ansible refuses to start where the encoding is not UTF-8.
         "LC_ALL": "C.UTF-8",
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        # A module reaches a Python of the lab by its standard input, and not by a file: a tenth less work.
+        "ANSIBLE_PIPELINING": "1",
         # Nothing is written to the user's home, which an account such as nobody lacks.
         "ANSIBLE_HOME": str(BUILD / "ansible"),
         "ANSIBLE_REMOTE_TMP": str(BUILD / "ansible" / "tmp"),

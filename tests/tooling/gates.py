@@ -108,10 +108,7 @@ def lint(_options: Options) -> list[Check]:
 
 def sanity_tests(_options: Options) -> list[Check]:
     """ansible-test sanity, without a single ignore entry."""
-    sanity.prepare()
-    version = ".".join(map(str, sys.version_info[:2]))
-    argv: processes.Argv = [PYTHON, environment.VENV / "bin" / "ansible-test", "sanity", "--local", "--python", version]
-    return [Check("ansible-test sanity", argv, cwd=sanity.COPY, home=sanity.HOME)]
+    return [Check("ansible-test sanity", [PYTHON, "-m", "tests.tooling.sanity"])]
 
 
 def units(options: Options) -> list[Check]:
@@ -218,12 +215,12 @@ def _no_python(what: str, is_failure: bool) -> Check:
 
 def official_units(_options: Options) -> list[Check]:
     """The unit tests as the Ansible community runs them: ansible-test, a process for each test."""
-    sanity.prepare()
+    place = sanity.prepare("units")
     version = ".".join(map(str, sys.version_info[:2]))
     # In an environment of its own: one of the plugins in build/venv, pytest-ansible, spoils the collection path.
     own = ("--venv", "--requirements", "--python", version)
     argv: processes.Argv = [PYTHON, environment.VENV / "bin" / "ansible-test", "units", *own]
-    return [Check("ansible-test units", argv, cwd=sanity.COPY, home=sanity.HOME)]
+    return [Check("ansible-test units", argv, cwd=place.copy, home=place.home)]
 
 
 def with_real_engine(options: Options) -> list[Check]:
@@ -474,8 +471,8 @@ def _scenarios(name: str, words: Sequence[str], options: Options, interpreter: p
 
 
 def _at_once() -> int:
-    """One more than there are cores, because a play often waits."""
-    return len(os.sched_getaffinity(0)) + 1
+    """More than there are cores, because a play often waits."""
+    return 2 * len(os.sched_getaffinity(0)) + 1
 
 
 def _workers(interpreter: processes.Argv) -> list[str]:

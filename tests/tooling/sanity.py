@@ -3,6 +3,8 @@
 It must be started inside a directory .../ansible_collections/NAMESPACE/NAME, takes every file there for content, and
 fetches pip's bootstrap script from a host of its own. So it gets a copy of what belongs to the repository, and a home
 with a bootstrap script in its cache that installs the same pip from the package index that pip is configured for.
+
+    python -m tests.tooling.sanity      # every test: pylint beside all others, since it takes as long as they
 """
 
 from __future__ import annotations
@@ -11,12 +13,23 @@ import ast
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
+from tests.tooling import environment
 from tests.tooling.environment import BUILD, PYTHON, ROOT, SetUpError
 
-HOME = BUILD / "sanity" / "home"
-COPY = BUILD / "sanity" / "ansible_collections" / "gpuops" / "inference"
+
+class Place(NamedTuple):
+    """Where one ansible-test is started, and its home. Two at once need two."""
+
+    copy: Path
+    home: Path
+
+
+HALVES = (("pylint", ["--test", "pylint"]), ("others", ["--skip-test", "pylint"]))
 
 # Where there is no git to ask: what .gitignore names.
 IGNORED_DIRECTORIES = frozenset(
@@ -40,18 +53,40 @@ print(*{get_venv_packages(SimpleNamespace(version=one))["pip"] for one in CONTRO
 """
 
 
-def prepare() -> None:
-    """Make the copy afresh, and the home."""
-    copy_repository(ROOT, COPY)
-    make_repository(COPY)
-    cache = HOME / ".ansible" / "test" / "cache"
+def main() -> int:
+    """Run both halves at once, and print what they said one after the other. 0: both passed."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    argv = [PYTHON, environment.VENV / "bin" / "ansible-test", "sanity", "--local", "--python", version]
+    running = []
+    for name, selection in HALVES:
+        place, output = prepare(name), tempfile.TemporaryFile()
+        variables = {**os.environ, "HOME": str(place.home)}
+        child = subprocess.Popen(
+            [*argv, *selection], cwd=place.copy, env=variables, stdout=output, stderr=subprocess.STDOUT
+        )
+        running.append((child, output))
+    worst = 0
+    for child, output in running:
+        worst = max(worst, abs(child.wait()))
+        output.seek(0)
+        print(output.read().decode("utf-8", "replace"), flush=True)
+    return worst
+
+
+def prepare(name: str) -> Place:
+    """Make the copy of this name afresh, and its home."""
+    place = Place(BUILD / "sanity" / name / "ansible_collections" / "gpuops" / "inference", BUILD / "sanity" / name)
+    copy_repository(ROOT, place.copy)
+    make_repository(place.copy)
+    cache = place.home / ".ansible" / "test" / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     for version in _output([PYTHON, "-c", PIP_VERSIONS]).split():
         (cache / f"get_pip_{version.replace('.', '_')}.py").write_text(BOOTSTRAP, encoding="utf-8")
     # ansible-test clears the environment, and with it every PIP_ variable. A file in the home survives.
-    settings = HOME / ".config" / "pip" / "pip.conf"
+    settings = place.home / ".config" / "pip" / "pip.conf"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(pip_settings(_output([PYTHON, "-m", "pip", "config", "list"])), encoding="utf-8")
+    return place
 
 
 def copy_repository(source: Path, target: Path) -> None:
@@ -106,3 +141,7 @@ def pip_settings(listing: str) -> str:
 
 def _output(argv: list[str | Path]) -> str:
     return subprocess.run(argv, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
