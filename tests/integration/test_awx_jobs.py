@@ -186,7 +186,8 @@ def test_the_token_of_proxmox_reaches_the_role_and_shows_nowhere(lab: Lab, contr
     assert result(ended)["outcome"] == "refused"
     assert "The Proxmox API at 127.0.0.1 gives no answer" in result(ended)["reason"]
     assert server_pids(lab) == before
-    assert no_secret(named) and no_secret(ended)
+    assert no_secret(named)
+    assert no_secret(ended)
 
 
 def test_the_cards_of_a_server_that_lives_are_not_taken(lab: Lab, controller: Controller) -> None:

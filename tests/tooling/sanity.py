@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,20 +55,25 @@ print(*{get_venv_packages(SimpleNamespace(version=one))["pip"] for one in CONTRO
 def main() -> int:
     """Run both halves at once, and print what they said one after the other. 0: both passed."""
     version = ".".join(map(str, sys.version_info[:2]))
-    argv = [PYTHON, environment.VENV / "bin" / "ansible-test", "sanity", "--local", "--python", version]
+    tool: list[str | Path] = [PYTHON, environment.VENV / "bin" / "ansible-test"]
     running = []
     for name, selection in HALVES:
-        place, output = prepare(name), tempfile.TemporaryFile()
-        variables = {**os.environ, "HOME": str(place.home)}
-        child = subprocess.Popen(
-            [*argv, *selection], cwd=place.copy, env=variables, stdout=output, stderr=subprocess.STDOUT
-        )
-        running.append((child, output))
+        place = prepare(name)
+        said = BUILD / "reports" / f"sanity-{name}.txt"
+        said.parent.mkdir(parents=True, exist_ok=True)
+        with said.open("wb") as output:
+            child = subprocess.Popen(
+                [*tool, "sanity", "--local", "--python", version, *selection],
+                cwd=place.copy,
+                env={**os.environ, "HOME": str(place.home)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        running.append((child, said))
     worst = 0
-    for child, output in running:
+    for child, said in running:
         worst = max(worst, abs(child.wait()))
-        output.seek(0)
-        print(output.read().decode("utf-8", "replace"), flush=True)
+        print(said.read_text(encoding="utf-8", errors="replace"), flush=True)
     return worst
 
 
