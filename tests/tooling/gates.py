@@ -26,21 +26,8 @@ NO_TESTS_COLLECTED = 5
 # Of the integration tests, those that call the code of plugins/ themselves. The others have Ansible start it.
 _IN_PROCESS = [f"tests/integration/test_{name}.py" for name in ("http", "health_look", "canary", "start_wait")]
 
-# Of the integration tests, those that take longer together than all others.
-_LONG = [
-    f"tests/integration/test_{name}.py"
-    for name in (
-        "awx_configure",
-        "awx_image",
-        "awx_jobs",
-        "check_mode",
-        "container_restart",
-        "detect",
-        "proxmox_api",
-        "proxmox_inventory",
-        "rolling",
-    )
-]
+# Of the integration tests, those that would not fit the half hour of CI: whole plays of what others try in part.
+_LONG = [f"tests/integration/test_{name}.py" for name in ("container_restart", "detect")]
 
 
 @dataclass(frozen=True)
@@ -131,7 +118,7 @@ def lab(options: Options) -> list[Check]:
 
 
 def long_lab(options: Options) -> list[Check]:
-    """The rest of the lab: AWX's jobs, the Proxmox API, a restarted container, many hosts, every way to detect."""
+    """The rest of the lab: plays of every way to detect, a restarted container, and pytest-ansible's fixtures."""
     first, *others = _LONG
     interpreter: processes.Argv = [PYTHON, "-m", "tests.tooling.machine"] if os.geteuid() == 0 else [PYTHON]
     more = [*others, "-m", "not alone", *_workers(interpreter)]
