@@ -21,6 +21,10 @@ COPY = WORK / "ansible_collections" / "gpuops" / "inference"
 ANSIBLE_DOCS = "https://docs.ansible.com/ansible/latest/"
 # Label -> its page, as https://docs.ansible.com/ansible/latest/objects.inv has it.
 LABELS = {
+    **{
+        f"ansible_collections.{name.replace('/', '.')}_module": f"collections/{name}_module.html"
+        for name in ("community/proxmox/proxmox", "community/proxmox/proxmox_vm_info")
+    },
     "action_plugins": "plugins/action.html",
     "ansible_configuration_settings": "reference_appendices/config.html",
     "common_return_values": "reference_appendices/common_return_values.html",
@@ -57,8 +61,13 @@ def prepare() -> None:
 def inventory(labels: dict[str, str]) -> bytes:
     """A Sphinx inventory, version 2: a head, then one compressed line for each label."""
     head = "# Sphinx inventory version 2\n# Project: Ansible\n# Version:\n# The remainder is compressed using zlib.\n"
-    lines = [f"{label} std:label -1 {page}#{label.replace('_', '-')} {label}\n" for label, page in labels.items()]
+    lines = [f"{label} std:label -1 {page}#{_anchor(label)} {label}\n" for label, page in labels.items()]
     return head.encode() + zlib.compress("".join(lines).encode())
+
+
+def _anchor(label: str) -> str:
+    """The id that docutils makes of a label."""
+    return label.replace("_", "-").replace(".", "-")
 
 
 def lint_arguments() -> list[str]:
