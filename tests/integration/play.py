@@ -134,5 +134,5 @@ def alive(pid: int) -> bool:
     """Whether a process is there and no mere zombie, from /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False

@@ -85,7 +85,7 @@ def test_a_command_that_takes_too_long_is_killed_with_all_it_started(tmp_path: P
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
 
