@@ -140,8 +140,12 @@ PARTS = (
 )
 
 
-# This very process, its parent and the parent of that. Above them is init.
-OURS = (os.getpid(), 33, 22)
+def ours() -> tuple[int, ...]:
+    """This very process, its parent and the parent of that. Above them is init.
+
+    Not a constant: ansible-test imports this file in one process, and runs each test in another.
+    """
+    return (os.getpid(), 33, 22)
 
 
 class Actor(NamedTuple):
@@ -177,13 +181,11 @@ NAMES = st.one_of(
 
 @st.composite
 def actors(draw: st.DrawFn) -> list[Actor]:
-    pids = st.one_of(st.integers(2, 60), st.sampled_from(OURS))
+    pids = st.one_of(st.integers(2, 60), st.sampled_from(ours()))
     cast = []
     for pid in draw(st.lists(pids, min_size=1, max_size=7, unique=True)):
         # Our own process and its parents are 33, 22 and whatever this test runs as.
-        part = (
-            "ours" if pid in (33, 22, os.getpid()) else draw(st.sampled_from([one for one in PARTS if one != "ours"]))
-        )
+        part = "ours" if pid in ours() else draw(st.sampled_from([one for one in PARTS if one != "ours"]))
         name, command = draw(NAMES), draw(st.one_of(NAMES, hostile(COMMANDS)))
         if part == "protected":
             name, command = draw(st.sampled_from(PROTECTED))
@@ -208,9 +210,9 @@ def add_those_who_are_always_there(proc: FakeProc, cast: Sequence[Actor]) -> Non
     proc.container(129, 4100)
     proc.container(130, 5100)
     taken = {one.pid for one in cast}
-    for pid in {*OURS} - taken:
+    for pid in {*ours()} - taken:
         proc.add(pid, "bash")
-    for child, parent in zip(OURS, (*OURS[1:], 1)):
+    for child, parent in zip(ours(), (*ours()[1:], 1)):
         path = proc.root / str(child) / "stat"
         head, _bracket, tail = path.read_bytes().rpartition(b")")
         state, _parent, rest = tail.split(None, 2)
