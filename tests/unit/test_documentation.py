@@ -251,6 +251,13 @@ def test_every_option_is_documented_as_it_is(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", MODULES)
+def test_every_secret_is_no_log(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = module_arguments(name, monkeypatch)["argument_spec"]
+    for option in (one for one in spec if re.search(r"key$|secret|password|token$", one)):
+        assert spec[option].get("no_log") is True, option
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_every_option_of_the_contract_is_there_with_its_default(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = module_arguments(name, monkeypatch)["argument_spec"]
     for option, (default, required) in CONTRACT[name].items():
