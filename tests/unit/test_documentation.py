@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any, Optional
 
 import pytest

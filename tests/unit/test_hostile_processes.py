@@ -141,7 +141,7 @@ PARTS = (
 
 
 def ours() -> tuple[int, ...]:
-    """This very process, its parent and the parent of that. Above them is init.
+    """Our own process, its parent and the parent of that. Above them is init.
 
     Not a constant: ansible-test imports this file in one process, and runs each test in another.
     """
