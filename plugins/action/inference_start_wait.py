@@ -49,7 +49,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             now = time.monotonic()
             if look.get("failed") or "state" not in look:
                 return {**result, **look, "failed": True}
-            wanted = look["invocation"]["module_args"]
+            # The options as the module understood them: since ansible-core 2.21 no result has its invocation by itself.
+            wanted = look["wait"]
             if wanted["limit"] == 0 or self._task.check_mode:
                 return {**result, **look}
             seen_process = seen_process or look["processes"] > 0

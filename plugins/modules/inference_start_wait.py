@@ -150,6 +150,21 @@ seconds:
   returned: always
   type: float
   sample: 214.6
+wait:
+  description: What it waits by, in seconds.
+  returned: always
+  type: dict
+  contains:
+    interval:
+      description: See O(interval).
+      type: float
+    stall_after:
+      description: See O(stall_after).
+      type: float
+    limit:
+      description: See O(limit).
+      type: float
+  sample: {interval: 5.0, stall_after: 600.0, limit: 3600.0}
 said:
   description: In words, what the unit or else the health check said last.
   returned: always
@@ -306,7 +321,8 @@ def main() -> None:
         result = look(request, SystemRunner(), ProcFs())
     except GpuopsError as exc:
         module.fail_json(**exc.result())
-    module.exit_json(changed=False, end=None, seconds=0.0, **result)
+    wait = {option: params[option] for option in ("interval", "stall_after", "limit")}
+    module.exit_json(changed=False, end=None, seconds=0.0, wait=wait, **result)
 
 
 if __name__ == "__main__":
