@@ -17,8 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from tests.tooling import sanity, venvs
 from tests.tooling.environment import BUILD, PYTHON, ROOT
 
@@ -62,6 +60,9 @@ def archive() -> Path:
 
 def contents() -> int:
     """Compare the archive with the repository: nothing foreign, nothing forgotten."""
+    # Here, because scripts/test reads this file before anything is installed.
+    import yaml
+
     with tarfile.open(archive()) as package:
         packed = {member.name for member in package.getmembers() if member.isfile()}
     settings: dict[str, Any] = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
