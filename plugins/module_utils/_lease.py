@@ -30,7 +30,9 @@ _LOCK_INTERVAL = 0.02
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TEXTS = ("owner", "job", "run")
 _TIMES = ("since", "expires")
-# Nobody's lease is larger, and what is read is no more than this.
+# Longer than any name of an account, a job or a run; and what is printed of them must not break a line.
+_LONGEST_TEXT = 200
+# No lease with such texts is larger, and what is read is no more than this.
 _LARGEST_BYTES = 4096
 
 
@@ -91,13 +93,17 @@ def parse_lease(text: str) -> Optional[Lease]:
         values = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(values, dict) or not all(isinstance(values.get(name), str) for name in _TEXTS):
+    if not isinstance(values, dict) or not all(_is_text(values.get(name)) for name in _TEXTS):
         return None
     times: list[Any] = [values.get(name) for name in _TIMES]
     # A bool is an int, and a number beyond the year 9999 cannot be shown.
     if not all(type(one) in (int, float) and 0 <= one < 253_402_300_800 for one in times):  # pylint: disable=C0123
         return None
     return Lease(*(values[name] for name in _TEXTS), *map(float, times))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT and value.isprintable()
 
 
 def decide(found: Optional[Lease], request: Request, now: float) -> Outcome:
@@ -157,6 +163,11 @@ def _require(request: Request) -> None:
         )
     if not request.run:
         raise InputError("run is empty. Give a word that no other run has.")
+    for option in _TEXTS:
+        if not _is_text(getattr(request, option)):
+            raise InputError(f"{option} has more than {_LONGEST_TEXT} characters, or some that cannot be printed.")
+    if not os.path.isabs(request.directory):
+        raise InputError(f"directory is {request.directory!r}. Give a path that begins with a slash.")
 
 
 def _file(request: Request) -> str:
@@ -197,9 +208,9 @@ def _open(path: str, *, make: bool) -> Optional[int]:
         if make:
             os.makedirs(path, mode=0o755, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
     except OSError as exc:
+        if isinstance(exc, FileNotFoundError) and not make:
+            return None
         raise _directory_error(path, exc.strerror or str(exc)) from exc
     found = os.fstat(descriptor)
     # In a directory that others may write, anybody could forge or remove a lease.
@@ -257,7 +268,7 @@ def _write(directory: int, request: Request, lease: Lease) -> None:
             os.unlink(new, dir_fd=directory)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(lease._asdict(), stream)
+            json.dump(lease._asdict(), stream, ensure_ascii=False)
         os.rename(new, _file(request), src_dir_fd=directory, dst_dir_fd=directory)
     except OSError as exc:
         said = os.strerror(exc.errno or errno.EIO)

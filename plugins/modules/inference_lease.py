@@ -49,17 +49,18 @@ options:
     default: held
   run:
     description:
-      - A word that only this run has. By it a lease is known as ours.
+      - A word that only this run has, of at most 200 characters. By it a lease is known as ours.
     type: str
     required: true
   owner:
     description:
-      - Who we are, for whoever meets our lease, such as C(alice@control).
+      - Who we are, for whoever meets our lease, such as C(alice@control). At most 200 characters.
     type: str
     default: unknown
   job:
     description:
-      - Which job we are, for whoever meets our lease, such as the number of a job of AWX.
+      - Which job we are, for whoever meets our lease, such as the number of a job of AWX. At most 200
+        characters.
     type: str
     default: unknown
   seconds:
@@ -73,8 +74,8 @@ options:
     type: str
   directory:
     description:
-      - Where leases are kept. Only root, or the account that runs this, may be able to write there. It is made where it
-        is missing.
+      - Where leases are kept, a path from the root on. Only root, or the account that runs this, may be able to write
+        there. It is made where it is missing.
     type: path
     default: /run/gpuops.inference
 """

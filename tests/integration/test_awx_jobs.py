@@ -221,6 +221,12 @@ def test_after_a_cancel_in_the_middle_the_next_job_recovers(lab: Lab, controller
     assert 'Set verified_restart_break_lease to "1"' in result(kept_out)["reason"]
 
     with held_card(lab):
+        # The two do not meet either.
+        kept_out = controller.press("Reclaim GPUs", variables={"reclaim_gpus_vmid": None})
+        assert (kept_out.status, kept_out.rc) == ("failed", 2), kept_out.printed
+        assert kept_out.artifacts["reclaim_gpus_result"]["outcome"] == "refused"
+        assert 'Set reclaim_gpus_break_lease to "1"' in kept_out.failure
+
         waiting = controller.press("Restart inference", answers={"verified_restart_break_lease": "1"})
         assert (waiting.status, waiting.rc) == ("failed", 2), waiting.printed
         assert (result(waiting)["outcome"], result(waiting)["needs"]) == ("gpus_not_free", "operator")

@@ -1,6 +1,7 @@
 """A card that the first process of the container holds is freed by a restart of the container, and by nothing less.
 
-On LXC, with its real systemd, the same is in test_proxmox_api.py.
+On LXC, with its real systemd, the same is in test_proxmox_api.py; a play that meets a lock is in
+test_container_locked.py.
 """
 
 from __future__ import annotations
@@ -34,27 +35,22 @@ def assert_restarted(lab: Lab, played: Played, before: int) -> None:
     assert not (lab.state / "leases" / "ct-129.json").exists()
 
 
-def test_a_locked_container_is_left_alone_and_afterwards_only_its_restart_frees_the_card(make_lab: MakeLab) -> None:
+def test_only_a_restart_of_the_container_frees_the_card_that_its_first_process_holds(make_lab: MakeLab) -> None:
     lab = make_lab("init-holds", container=False)
     init = init_of(lab)
-    (lab.state / "locks.json").write_text(json.dumps({"129": "backup"}), encoding="utf-8")
-    locked = play(lab, verified_restart_allow_container_restart=True, **SOON)
-    assert locked.result is not None, locked.output
-    assert (locked.result["outcome"], locked.result["needs"]) == ("gpus_not_free", "container_restart")
-    assert "Container 129 is locked (backup)" in locked.result["reason"]
-    assert f"GPU 1 holds 559 MiB: {init} (systemd" in locked.result["reason"]
-    assert locked.rungs == [*CLIMBED, "container_restart"]
-    assert locked.result["rungs"][-1]["changed"] is False
-    assert init_of(lab) == init
-
-    (lab.state / "locks.json").unlink()
     assert_restarted(lab, play(lab, verified_restart_allow_container_restart=True, **SOON), init)
 
 
-def test_high_availability_is_asked_for_it_and_a_state_that_is_none_for_it_is_named(make_lab: MakeLab) -> None:
+def test_what_forbids_it_is_named_and_high_availability_is_asked_for_it(make_lab: MakeLab) -> None:
     lab = make_lab("dead", container=False)
     init = init_of(lab)
     arguments = {"vmid": 129, "pct_path": str(lab.bin / "pct"), "ha_manager_path": str(lab.bin / "ha-manager")}
+    locks = lab.state / "locks.json"
+    locks.write_text(json.dumps({"129": "backup"}), encoding="utf-8")
+    locked = module(lab, "node", "proxmox_container_restart", arguments)
+    assert (locked["failed"], locked["reason"], init_of(lab)) == (True, "ct_locked", init)
+    locks.unlink()
+
     state = lab.state / "ha.json"
     state.write_text(json.dumps({"129": "error"}), encoding="utf-8")
     failed = module(lab, "node", "proxmox_container_restart", arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,3 +179,37 @@ def test_what_a_killed_writer_left_is_in_nobody_s_way(desk: Desk) -> None:
     (desk.directory / ".ct-129.new").write_text("half", encoding="utf-8")
     desk.take("a")
     assert [path.name for path in desk.directory.iterdir()] == ["ct-129.json"]
+
+
+@pytest.mark.parametrize("directory", ["", "leases", "./leases", "../leases"])
+def test_a_directory_is_a_whole_path(desk: Desk, directory: str) -> None:
+    with pytest.raises(InputError, match="begins with a slash"):
+        take(desk.request("a")._replace(directory=directory), FakeClock())
+
+
+def test_where_no_directory_can_be_made_nobody_has_a_lease(desk: Desk) -> None:
+    nowhere = desk.request("a")._replace(directory="/proc/none/leases")
+    with pytest.raises(LeaseError) as error:
+        take(nowhere, FakeClock())
+    assert error.value.reason == "lease_directory"
+    assert take(nowhere, FakeClock(), dry_run=True).lease is not None
+    assert give_back(nowhere, FakeClock()) == (False, None, None)
+
+
+@pytest.mark.parametrize("option", ["owner", "job", "run"])
+@pytest.mark.parametrize("text", ["x" * 201, "a\nb", "a\x1b[31m", "\udc80"])
+def test_a_text_that_would_not_fit_or_would_steer_a_terminal_is_refused(desk: Desk, option: str, text: str) -> None:
+    values: dict[str, Any] = {option: text}
+    with pytest.raises(InputError, match=f"{option} has more than 200 characters"):
+        take(desk.request("a")._replace(**values), FakeClock())
+    assert not desk.directory.exists()
+    lease = {"owner": "a", "job": "1", "run": "a", "since": NOW, "expires": NOW, option: text}
+    assert parse_lease(json.dumps(lease)) is None
+
+
+@pytest.mark.parametrize("sign", ["x", '"', "\\", "ü", "\U0001f600"])
+def test_the_longest_texts_are_read_again(desk: Desk, sign: str) -> None:
+    request = desk.request("a")._replace(owner=sign * 200, job=sign * 200, run=sign * 200)
+    first = take(request, FakeClock(), lambda: NOW)
+    assert take(request, FakeClock(), lambda: NOW)._replace(changed=True) == first
+    assert give_back(request, FakeClock()).changed
