@@ -44,6 +44,16 @@ def rungs(result: dict[str, Any]) -> list[str]:
     return [rung["name"] for rung in result["rungs"]]
 
 
+@pytest.mark.parametrize("serial", ["0", -1, "some", [], [1, 0], None])
+def test_a_serial_that_would_take_all_down_or_says_nothing_is_refused(replicas: Replicas, serial: object) -> None:
+    rc, output = restart(replicas, restart_inference_serial=serial)
+    assert rc != 0
+    said = f"restart_inference_serial is {json.dumps(serial)}. Give a number of hosts from 1 on, a share such as 25%"
+    assert said in " ".join(output.split())
+    assert replicas.results() == {}
+    assert replicas.up() == set(replicas.names)
+
+
 def test_no_more_are_down_than_allowed_and_it_stops_at_the_first_that_does_not_come_back(
     replicas: Replicas, tmp_path: Path
 ) -> None:
