@@ -1,7 +1,6 @@
-"""A card that the first process of the container holds is freed by a restart of the container, and by nothing less.
+"""When a container is restarted by pct or ha-manager, and when it is left alone.
 
-On LXC, with its real systemd, the same is in test_proxmox_api.py; a play that meets a lock is in
-test_container_locked.py.
+Plays that come to that rung are in test_proxmox_api.py, on LXC with its real systemd, and in test_container_plays.py.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 from typing import Any
 
 from tests.integration.conftest import MakeLab
-from tests.integration.play import Played, module, play
+from tests.integration.play import Played, module
 from tests.integration.test_incident import used
 from tests.lab.lab import Lab
 
@@ -33,12 +32,6 @@ def assert_restarted(lab: Lab, played: Played, before: int) -> None:
     assert told["after"]["init_pid"] != before
     assert used(lab) == lab.status()["server"]["expected_mib"]
     assert not (lab.state / "leases" / "ct-129.json").exists()
-
-
-def test_only_a_restart_of_the_container_frees_the_card_that_its_first_process_holds(make_lab: MakeLab) -> None:
-    lab = make_lab("init-holds", container=False)
-    init = init_of(lab)
-    assert_restarted(lab, play(lab, verified_restart_allow_container_restart=True, **SOON), init)
 
 
 def test_what_forbids_it_is_named_and_high_availability_is_asked_for_it(make_lab: MakeLab) -> None:

@@ -27,7 +27,7 @@ NO_TESTS_COLLECTED = 5
 _IN_PROCESS = [f"tests/integration/test_{name}.py" for name in ("http", "health_look", "canary", "start_wait")]
 
 # Of the integration tests, those that would not fit the half hour of CI: whole plays of what others try in part.
-_LONG = [f"tests/integration/test_{name}.py" for name in ("container_locked", "detect")]
+_LONG = [f"tests/integration/test_{name}.py" for name in ("container_plays", "detect")]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def lab(options: Options) -> list[Check]:
 
 
 def long_lab(options: Options) -> list[Check]:
-    """The rest of the lab: plays of every way to detect, a locked container, and pytest-ansible's fixtures."""
+    """The rest of the lab: plays of every way to detect, and of a container that pct restarts or may not, and pytest-ansible's fixtures."""
     first, *others = _LONG
     interpreter: processes.Argv = [PYTHON, "-m", "tests.tooling.machine"] if os.geteuid() == 0 else [PYTHON]
     more = [*others, "-m", "not alone", *_workers(interpreter)]

@@ -1,4 +1,4 @@
-"""A container that Proxmox has locked is not restarted, and the play says who may lift the lock for what."""
+"""A card that the container's first process holds: pct restarts the container for it, but not one that is locked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import json
 
 from tests.integration.conftest import MakeLab
 from tests.integration.play import play
-from tests.integration.test_container_restart import CLIMBED, SOON, init_of
+from tests.integration.test_container_restart import CLIMBED, SOON, assert_restarted, init_of
+
+
+def test_only_a_restart_of_the_container_frees_the_card_that_its_first_process_holds(make_lab: MakeLab) -> None:
+    lab = make_lab("init-holds", container=False)
+    init = init_of(lab)
+    assert_restarted(lab, play(lab, verified_restart_allow_container_restart=True, **SOON), init)
 
 
 def test_a_locked_container_is_left_alone_and_the_lock_is_named(make_lab: MakeLab) -> None:
