@@ -118,7 +118,7 @@ def lab(options: Options) -> list[Check]:
 
 
 def long_lab(options: Options) -> list[Check]:
-    """The rest of the lab: plays of every way to detect, and of a container that pct restarts or may not, and pytest-ansible's fixtures."""
+    """The rest of the lab: plays of every way to detect, of a restart by pct, and pytest-ansible's fixtures."""
     first, *others = _LONG
     interpreter: processes.Argv = [PYTHON, "-m", "tests.tooling.machine"] if os.geteuid() == 0 else [PYTHON]
     more = [*others, "-m", "not alone", *_workers(interpreter)]
