@@ -197,6 +197,7 @@ def test_the_cards_of_a_server_that_lives_are_not_taken(lab: Lab, controller: Co
     assert ended.artifacts["reclaim_gpus_result"]["outcome"] == "refused"
     assert ended.failure.startswith("refused: The server is healthy.")
     assert server_pids(lab) == before
+    assert list((lab.state / "leases").iterdir()) == []
     assert no_secret(ended)
 
 
@@ -241,6 +242,7 @@ def test_after_a_cancel_in_the_middle_the_next_job_recovers(lab: Lab, controller
         assert (outcome["outcome"], outcome["changed"]) == ("free", True)
         assert [card["memory_used_mib"] for card in outcome["cards_before"]][1] == 76115
         assert [card["memory_used_mib"] for card in outcome["cards_after"]][1] == 39
+        assert list((lab.state / "leases").iterdir()) == []
 
     recovered = controller.press("Restart inference", verbosity=3)
     assert (recovered.status, recovered.rc) == ("successful", 0), recovered.printed
