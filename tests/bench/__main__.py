@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from tests.bench.cost import cost
 from tests.bench.hosts import COUNTS, hosts
@@ -26,6 +27,7 @@ def main() -> None:
     if set(names) - {*BENCHES, "hosts"} or (counts and "hosts" not in names):
         parser.error("give any of cost, scan, hosts; numbers only with hosts")
     environment.prepare("bench")
+    os.environ[environment.COMPILE_ANEW] = "1"
     for name in names:
         if name == "hosts":
             hosts(counts or COUNTS)

@@ -30,6 +30,11 @@ REQUIREMENTS = ROOT / "tests" / "requirements"
 STATE_FILE = VENV / "set-up.json"
 UNFINISHED_FILE = VENV / "set-up.unfinished"
 
+# What each Python of the venv imports at its start.
+AT_START = ROOT / "tests" / "tooling" / "compiled_zips.py"
+# With this variable it does nothing, for whoever measures what a module costs on a machine without such help.
+COMPILE_ANEW = "GPUOPS_TESTS_COMPILE_ANEW"
+
 # Of ansible's 15,000 files, a few hundred are ever imported, and compiled then.
 PIP_INSTALL = [
     *("-I", "-m", "pip", "install", "--no-input", "--progress-bar", "off"),
@@ -49,13 +54,15 @@ def prepare(requirements: str) -> None:
     BUILD.mkdir(exist_ok=True)
     with set_up_lock() as lock:
         _link_collection()
-        wanted = fingerprints(REQUIREMENTS / f"{requirements}.txt")
+        at_start = {AT_START.stem: hashlib.sha256(AT_START.read_bytes()).hexdigest()}
+        wanted = fingerprints(REQUIREMENTS / f"{requirements}.txt") | at_start
         state = _read_state()
         if {**state, **wanted} == state:
             return
         if "python" not in state:
             _make_venv(lock)
         _install(requirements, lock)
+        _import_at_start()
         state = {**state, **wanted, "python": _interpreter()}
         STATE_FILE.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         UNFINISHED_FILE.unlink()
@@ -124,6 +131,13 @@ def _install(requirements: str, lock: int) -> None:
     say(f"Installing tests/requirements/{requirements}.txt from PyPI. This takes a minute or two, once.")
     UNFINISHED_FILE.touch()
     logged([str(PYTHON), *PIP_INSTALL, "-r", str(REQUIREMENTS / f"{requirements}.txt")], lock)
+
+
+def _import_at_start() -> None:
+    """Let each Python of the venv import a module at its start, by a file that `site` reads (see its documentation)."""
+    for packages in VENV.glob("lib/python*/site-packages"):
+        shutil.copyfile(AT_START, packages / AT_START.name)
+        (packages / f"{AT_START.stem}.pth").write_text(f"import {AT_START.stem}\n", encoding="utf-8")
 
 
 def logged(argv: list[str], lock: int) -> None:
