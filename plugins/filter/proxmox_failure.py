@@ -40,13 +40,14 @@ _value:
 
 from typing import Any, Callable, Mapping
 
-from ansible_collections.gpuops.inference.plugins.module_utils._proxmox_failure import api_failure
+from ansible_collections.gpuops.inference.plugins.module_utils._proxmox_failure import api_failure, no_answer
 
 
 def proxmox_failure(result: Mapping[str, Any], host: str) -> str:
     """See DOCUMENTATION."""
-    texts = [str(result.get(field) or "") for field in ("module_stderr", "module_stdout", "msg")]
-    return api_failure("\n".join(texts), host).sentence
+    text = "\n".join(str(result.get(field) or "") for field in ("module_stderr", "module_stdout", "msg")).strip()
+    # A module that fell over the answer leaves no word behind.
+    return (api_failure(text, host) if text else no_answer(host)).sentence
 
 
 class FilterModule:

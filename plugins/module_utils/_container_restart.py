@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError, GpuopsError
 from ansible_collections.gpuops.inference.plugins.module_utils._interruption import interruption_deferred
 from ansible_collections.gpuops.inference.plugins.module_utils._termination import Clock
 
@@ -24,11 +24,16 @@ _INTERVAL = 1.0
 _HA_SECONDS = 60.0
 # What a hard stop may take.
 _STOP_SECONDS = 60.0
+# How much longer a container is waited for that cannot be looked at: the API of a node may be gone for a moment.
+_BLIND_SECONDS = 30.0
 
 # Proxmox's own limit on a shutdown. With less, a container that Proxmox would still wait for is ended by force.
 PROXMOX_SHUTDOWN_SECONDS = 60
 
 _STARTED = "started"
+
+# Of an order that was refused before Proxmox did anything.
+_REFUSALS = frozenset({"api_certificate", "api_tls", "api_unauthorized", "api_forbidden"})
 
 
 class Look(NamedTuple):
@@ -70,7 +75,8 @@ def restart(vmid: int, power: Power, limits: Limits, clock: Clock, *, dry_run: b
     """Restart the container. Returns the module's result.
 
     Raises ContainerError, with nothing touched: ``ct_not_running``, ``ct_locked``, ``ha_state``. Raises it with
-    ``changed``: ``ct_not_stopped``, and ``ct_not_started`` for a container that is down now.
+    ``changed``: ``ct_not_stopped``, and ``ct_not_started`` for a container that is down now. Whatever else is raised
+    has ``changed`` too, once an order was given and not refused.
     """
     before = power.look()
     _refuse(vmid, before)
@@ -79,8 +85,12 @@ def restart(vmid: int, power: Power, limits: Limits, clock: Clock, *, dry_run: b
     if not dry_run:
         # Whoever cancels the job in between must not leave the container down.
         with interruption_deferred():
-            forced = _bring_down(vmid, power, before, limits, clock)
-            after = _bring_up(vmid, power, before, limits, clock)
+            _shut_down(vmid, power, limits)
+            try:
+                forced, down = _bring_down(vmid, power, before, limits, clock)
+                after = _bring_up(vmid, power, before, down, limits, clock)
+            except GpuopsError as exc:
+                raise _half_way(vmid, exc) from exc
     return {
         "changed": True,
         "vmid": vmid,
@@ -114,19 +124,42 @@ def _refuse(vmid: int, look: Look) -> None:
         )
 
 
-def _bring_down(vmid: int, power: Power, before: Look, limits: Limits, clock: Clock) -> bool:
-    """Whether that took force."""
+def _half_way(vmid: int, exc: GpuopsError) -> GpuopsError:
+    """The error of a restart that had begun: it says what may have become of the container."""
+    if "changed" in exc.fields:
+        return exc
+    return ContainerError(
+        f"{exc.message} By then container {vmid} had been ordered to restart, and it may be DOWN. "
+        f"See: pct status {vmid}",
+        reason=exc.reason,
+        **{"vmid": vmid, **exc.fields, "changed": True},
+    )
+
+
+def _shut_down(vmid: int, power: Power, limits: Limits) -> None:
+    """The first order. One that was refused has changed nothing; what became of one without an answer is not known."""
+    try:
+        power.shutdown(limits.shutdown)
+    except GpuopsError as exc:
+        if exc.reason in _REFUSALS:
+            raise
+        raise _half_way(vmid, exc) from exc
+
+
+def _bring_down(vmid: int, power: Power, before: Look, limits: Limits, clock: Clock) -> tuple[bool, Look]:
+    """Once it was asked to shut down: whether it took force, and the container as it was seen then."""
     patience = _HA_SECONDS if before.ha_state is not None else 0.0
 
     def is_down(look: Look) -> bool:
         return look.status == "stopped" or _is_another(look, before)
 
-    power.shutdown(limits.shutdown)
     # Without high availability, Proxmox has waited itself.
-    if _wait(power, is_down, patience + (limits.shutdown if patience else 0), clock) is not None:
-        return False
+    down = _wait(power, is_down, patience + (limits.shutdown if patience else 0), clock)
+    if down is not None:
+        return False, down
     power.stop()
-    if _wait(power, is_down, patience + _STOP_SECONDS, clock) is None:
+    down = _wait(power, is_down, patience + _STOP_SECONDS, clock)
+    if down is None:
         raise ContainerError(
             f"Container {vmid} did not stop, not even by force. A process in it may sleep in the kernel: then the node "
             "has to be rebooted.",
@@ -134,11 +167,11 @@ def _bring_down(vmid: int, power: Power, before: Look, limits: Limits, clock: Cl
             vmid=vmid,
             changed=True,
         )
-    return True
+    return True, down
 
 
-def _bring_up(vmid: int, power: Power, before: Look, limits: Limits, clock: Clock) -> Look:
-    if not _is_another(power.look(), before):
+def _bring_up(vmid: int, power: Power, before: Look, down: Look, limits: Limits, clock: Clock) -> Look:
+    if not _is_another(down, before):
         power.start()
     patience = _HA_SECONDS if before.ha_state is not None else 0.0
     after = _wait(power, lambda look: _is_another(look, before), patience + limits.start, clock)
@@ -158,14 +191,22 @@ def _is_another(look: Look, before: Look) -> bool:
 
 
 def _wait(power: Power, reached: Callable[[Look], bool], seconds: float, clock: Clock) -> Optional[Look]:
-    """The first look that is as wanted; None when there was none in time. Looks once at least."""
+    """The first look that is as wanted; None when there was none in time. Looks once at least.
+
+    A look that fails is no answer: it is tried again, for a while longer than the time. Then its error is raised.
+    """
     deadline = clock.now() + seconds
     while True:
-        look = power.look()
-        if reached(look):
-            return look
-        if clock.now() >= deadline:
-            return None
+        try:
+            look = power.look()
+        except GpuopsError:
+            if clock.now() >= deadline + _BLIND_SECONDS:
+                raise
+        else:
+            if reached(look):
+                return look
+            if clock.now() >= deadline:
+                return None
         clock.sleep(_INTERVAL)
 
 

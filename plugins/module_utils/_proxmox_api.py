@@ -9,11 +9,12 @@ proxmoxer is imported only when a connection is opened: a module that goes by pc
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Callable, NamedTuple, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils._container_restart import Look
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
-from ansible_collections.gpuops.inference.plugins.module_utils._proxmox_failure import api_failure
+from ansible_collections.gpuops.inference.plugins.module_utils._proxmox_failure import api_failure, no_answer
 from ansible_collections.gpuops.inference.plugins.module_utils._termination import Clock
 
 # A call is quick, but the node that answers asks another one.
@@ -21,6 +22,9 @@ _CALL_SECONDS = 30
 # A hard stop and a start; see _pct_power.
 _TASK_SECONDS = 120.0
 _INTERVAL = 1.0
+# Over these proxmoxer stumbles in a body that is JSON, but no answer of the API: `[]`, or brackets without end.
+_STUMBLES = (AttributeError, LookupError, RecursionError, TypeError)
+_NUMBER = re.compile(r"[0-9]{1,10}")
 _IGNORED = "ignored"
 
 
@@ -58,7 +62,7 @@ def connect(access: ApiAccess) -> Door:
     if access.ca_path is not None and not os.path.exists(access.ca_path):
         raise ApiError(f"ca_path is {access.ca_path}, and there is no such file.", reason="api_certificate")
     # What requests throws is an OSError; an answer that is no JSON is a ValueError.
-    errors = (OSError, ValueError, AuthenticationError, ResourceException)
+    errors = (OSError, ValueError, AuthenticationError, ResourceException, *_STUMBLES)
     try:
         api = ProxmoxAPI(
             access.host,
@@ -87,15 +91,17 @@ class ApiPower:
 
     def look(self) -> Look:
         """See Power.look."""
-        answer = self._asked(self._container.status.current.get)
+        answer = self._told(self._container.status.current.get)
         ha = answer.get("ha") or {}
+        lock, pid = answer.get("lock") or None, answer.get("pid") or 0
+        if not (isinstance(ha, dict) and isinstance(lock, (str, type(None))) and _NUMBER.fullmatch(str(pid))):
+            raise _no_answer(self._host)
         state = str(ha.get("state") or "unknown") if ha.get("managed") else None
-        pid = answer.get("pid")
         return Look(
-            status=str(answer.get("status") or "unknown"),
-            lock=answer.get("lock") or None,
+            status=answer["status"],
+            lock=lock,
             ha_state=None if state == _IGNORED else state,
-            init=(int(pid),) if pid else None,
+            init=(int(pid),) if int(pid) else None,
         )
 
     def shutdown(self, seconds: int) -> None:
@@ -113,13 +119,20 @@ class ApiPower:
     def _task(self, verb: str, seconds: float, **parameters: int) -> str:
         """Give an order and wait for the end of its task. Returns how that ended, ``OK`` when well."""
         task = self._asked(getattr(self._container.status, verb).post, **parameters)
+        if not (isinstance(task, str) and task.startswith("UPID:")):
+            raise _no_answer(self._host)
         deadline = self._clock.now() + seconds
         while True:
-            answer = self._asked(self._node.tasks(task).status.get)
-            if answer.get("status") == "stopped":
-                return str(answer.get("exitstatus") or "")
+            unheard = ""
+            try:
+                answer = self._told(self._node.tasks(task).status.get)
+                if answer["status"] == "stopped":
+                    return str(answer.get("exitstatus") or "")
+            except ApiError as exc:
+                # The order was given. That nobody tells its end for a moment does not undo it.
+                unheard = f" ({exc.message})"
             if self._clock.now() >= deadline:
-                return f"no end within {seconds:g} s"
+                return f"no end within {seconds:g} s{unheard}"
             self._clock.sleep(_INTERVAL)
 
     def _require(self, end: str, verb: str) -> None:
@@ -130,6 +143,13 @@ class ApiPower:
                 vmid=self._vmid,
             )
 
+    def _told(self, call: Callable[..., Any]) -> dict[str, Any]:
+        """What is asked for, when it tells a ``status`` as each of these answers does."""
+        answer = self._asked(call)
+        if not (isinstance(answer, dict) and isinstance(answer.get("status"), str)):
+            raise _no_answer(self._host)
+        return answer
+
     def _asked(self, call: Callable[..., Any], **parameters: int) -> Any:
         try:
             return call(**parameters)
@@ -139,4 +159,9 @@ class ApiPower:
 
 def _error(exc: Exception, host: str) -> ApiError:
     failure = api_failure(f"{type(exc).__name__}: {exc}", host)
+    return ApiError(failure.sentence, reason=failure.reason)
+
+
+def _no_answer(host: str) -> ApiError:
+    failure = no_answer(host)
     return ApiError(failure.sentence, reason=failure.reason)

@@ -11,6 +11,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# Of a client that took it for an answer: the name of the exception before its words, or the words alone.
+_PYTHONS_WORDS = re.compile(
+    r"(?m)^(?:AttributeError|IndexError|JSONDecodeError|KeyError|RecursionError|TypeError)\b"
+    r"|object has no attribute|indices must be|object is not|maximum recursion depth"
+)
+
 
 class Failure(NamedTuple):
     """``reason`` is a stable code."""
@@ -44,6 +50,8 @@ def api_failure(text: str, host: str) -> Failure:
             "api_forbidden",
             f"{where} does not permit that to the token: {_last(text)} See docs/proxmox.md for its rights.",
         )
+    if _PYTHONS_WORDS.search(text):
+        return no_answer(host)
     if re.search(r"proxmoxer|requests", text) and re.search(r"import|required|library|install|No module", text):
         return Failure(
             "api_library",
@@ -58,9 +66,19 @@ def api_failure(text: str, host: str) -> Failure:
     return Failure("api_failed", f"{where} failed: {_last(text)}")
 
 
+def no_answer(host: str) -> Failure:
+    """Whatever is at ``host`` said something that no API of Proxmox says."""
+    return Failure(
+        "api_answer",
+        f"What answers at {host} is not the Proxmox API: it says something else than that does. Check the host and the "
+        "port (Proxmox's is 8006), and what stands between, such as a proxy with a page of its own.",
+    )
+
+
 def _last(text: str) -> str:
-    """The last words of a text, on one line."""
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    """The last words of a text, on one line, without what a terminal would obey."""
+    shown = "".join(one if one.isprintable() or one.isspace() else "?" for one in text)
+    lines = [" ".join(line.split()) for line in shown.splitlines() if line.strip()]
     said = lines[-1] if lines else "no message"
     said = said if len(said) <= 300 else f"{said[:297]}..."
     return said if said.endswith((".", "!", "?")) else f"{said}."

@@ -32,10 +32,16 @@ class Switch:
         self.pid = 100
         self.after = 25.0 if ha else 0.0
         self.deaf_to: tuple[str, ...] = ()
+        # Since which order, and for how many seconds from then on, no look succeeds.
+        self.blind_after: tuple[str, float] = ("", 0)
+        self._blind_until = 0.0
+        self.refuses: dict[str, ContainerError] = {}
         self.orders: list[str] = []
         self._due: list[tuple[float, str]] = []
 
     def look(self) -> Look:
+        if self.clock.now() < self._blind_until:
+            raise ContainerError("No answer.", reason="api_unreachable")
         for due, verb in list(self._due):
             if self.clock.now() >= due:
                 self._due.remove((due, verb))
@@ -54,7 +60,11 @@ class Switch:
         self._order("start")
 
     def _order(self, verb: str) -> None:
+        if verb in self.refuses:
+            raise self.refuses[verb]
         self.orders.append(verb)
+        if verb == self.blind_after[0]:
+            self._blind_until = self.clock.now() + self.blind_after[1]
         if verb not in self.deaf_to:
             self._due.append((self.clock.now() + self.after, verb))
 
@@ -101,6 +111,46 @@ def test_what_did_not_happen_is_an_error_that_says_where_we_are(
     with pytest.raises(ContainerError, match=words) as error:
         restart(129, switch, LIMITS, clock, dry_run=False)
     assert (error.value.reason, error.value.fields["changed"]) == (reason, True)
+
+
+@pytest.mark.parametrize("verb", ["shutdown", "start"])
+def test_who_cannot_look_for_a_moment_still_brings_it_up(clock: FakeClock, verb: str) -> None:
+    switch = Switch(clock)
+    switch.blind_after = (verb, 20)
+    done = restart(129, switch, LIMITS, clock, dry_run=False)
+    assert (done["after"]["init_pid"], switch.orders) == (101, ["shutdown", "start"])
+
+
+@pytest.mark.parametrize(("verb", "orders"), [("shutdown", ["shutdown"]), ("start", ["shutdown", "start"])])
+def test_who_cannot_look_any_more_says_that_it_may_be_down(clock: FakeClock, verb: str, orders: list[str]) -> None:
+    switch = Switch(clock)
+    switch.blind_after = (verb, 1e9)
+    with pytest.raises(ContainerError, match=r"No answer\. .* may be DOWN\. See: pct status 129") as caught:
+        restart(129, switch, LIMITS, clock, dry_run=False)
+    assert caught.value.reason == "api_unreachable"
+    assert caught.value.fields == {"vmid": 129, "changed": True}
+    assert switch.orders == orders
+
+
+@pytest.mark.parametrize(
+    ("verb", "reason", "changed"),
+    [
+        ("shutdown", "api_forbidden", False),
+        ("shutdown", "api_unreachable", True),
+        ("stop", "api_forbidden", True),
+        ("start", "api_forbidden", True),
+    ],
+)
+def test_an_order_that_fails_says_whether_anything_was_touched(
+    clock: FakeClock, verb: str, reason: str, changed: bool
+) -> None:
+    switch = Switch(clock)
+    switch.deaf_to = ("shutdown",) if verb == "stop" else ()
+    switch.refuses = {verb: ContainerError("No.", reason=reason)}
+    with pytest.raises(ContainerError, match="No") as caught:
+        restart(129, switch, LIMITS, clock, dry_run=False)
+    assert (caught.value.reason, caught.value.fields.get("changed", False)) == (reason, changed)
+    assert ("may be DOWN" in caught.value.message) == changed
 
 
 def test_whoever_rebooted_it_meanwhile_did_it_for_us(clock: FakeClock) -> None:
@@ -215,6 +265,9 @@ REFUSED = (
         ("ModuleNotFoundError: No module named 'requests'", "api_library", "pip install"),
         ("Failed to import the required Python library (proxmoxer) on control's Python", "api_library", "pip install"),
         ("500 Internal Server Error: got no worker upid", "api_failed", "got no worker upid"),
+        ("500 Internal Server Error: \x1b[31mred\x07", "api_failed", "Error: ?[31mred?"),
+        ("TypeError: list indices must be integers or slices, not str", "api_answer", "is not the Proxmox API"),
+        ("'NoneType' object has no attribute 'get'", "api_answer", "192.0.2.11"),
         ("", "api_failed", "no message"),
     ],
 )

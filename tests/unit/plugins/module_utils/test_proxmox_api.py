@@ -60,7 +60,7 @@ class Proxmox:
     def __init__(self, script: dict[str, list[Any]]) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.clock = FakeClock()
-        door = Door(Api(script, self.calls), (OSError, ValueError))
+        door = Door(Api(script, self.calls), (OSError, TypeError, ValueError))
         self.power = ApiPower(129, "pve1", door=door, host=ACCESS.host, clock=self.clock)
 
 
@@ -77,14 +77,44 @@ def ends(*ends: Optional[str]) -> list[dict[str, Any]]:
         ({"status": "stopped", "ha": {"managed": 1, "state": "stopped"}}, ("stopped", None, "stopped", None)),
         ({"status": "running", "ha": {"managed": 1, "state": "ignored"}}, ("running", None, None, None)),
         ({"status": "running", "ha": {"managed": 1}}, ("running", None, "unknown", None)),
-        ({"lock": "", "pid": 0}, ("unknown", None, None, None)),
+        ({"status": "running", "lock": "", "pid": 0, "ha": None}, ("running", None, None, None)),
     ],
-    ids=["plain", "locked", "ha", "ha ignores it", "ha says nothing", "nothing said"],
+    ids=["plain", "locked", "ha", "ha ignores it", "ha says nothing", "empty"],
 )
 def test_what_is_seen(answer: dict[str, Any], seen: tuple[Any, ...]) -> None:
     proxmox = Proxmox({f"GET {STATUS}/current": [answer]})
     assert tuple(proxmox.power.look()) == seen
     assert proxmox.calls == [("GET", f"{STATUS}/current", {})]
+
+
+NO_ANSWERS: list[Any] = [
+    *(None, [], "OK", 3, {}, {"errors": b"<html>"}),
+    *({"status": ["running"]}, {"status": "running", "ha": "yes"}, {"status": "running", "lock": {"by": "backup"}}),
+    *({"status": "running", "pid": "none"}, {"status": "running", "pid": -4100}, TypeError("'int' object is not...")),
+]
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS, ids=repr)
+def test_what_no_api_says_is_not_taken_for_a_container(answer: Any) -> None:
+    proxmox = Proxmox({f"GET {STATUS}/current": [answer]})
+    with pytest.raises(ApiError, match=r"at pve1\.example\.com is not the Proxmox API") as caught:
+        proxmox.power.look()
+    assert caught.value.reason == "api_answer"
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, 3, "OK"], ids=repr)
+def test_an_order_without_a_task_was_not_taken(answer: Any) -> None:
+    proxmox = Proxmox({f"POST {STATUS}/stop": [answer]})
+    with pytest.raises(ApiError, match="is not the Proxmox API"):
+        proxmox.power.stop()
+
+
+@pytest.mark.parametrize("exc", [TimeoutError("timed out"), TypeError("'NoneType' object..."), ValueError("502")])
+def test_an_api_that_is_gone_for_a_moment_does_not_undo_an_order(exc: Exception) -> None:
+    proxmox = Proxmox({f"POST {STATUS}/start": [UPID], f"GET {TASK}": [exc, None, exc, *ends(None, "OK")]})
+    proxmox.power.start()
+    assert proxmox.calls[0] == ("POST", f"{STATUS}/start", {})
+    assert len(proxmox.calls) == 6
 
 
 def test_a_shutdown_is_waited_for_and_judged_by_looking() -> None:
