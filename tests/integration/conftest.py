@@ -27,11 +27,29 @@ HAS_LXC = (
 SEES_ALL = os.geteuid() == 0 and os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
 
 
+# By what a test needs. Those that share the lab of their file are done one after another, so they are the longest.
+LONGEST_FIRST = ("lab", "replicas", "make_lab")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run at once, those that share the lab of their file stay together, in one worker."""
+    """Where tests run at once, those that share the lab of their file stay together, in one worker. And the long ones
+    begin first, so that at the end no worker is left alone with one.
+    """
     for item in items:
-        if isinstance(item, pytest.Function) and "lab" in item.fixturenames:
+        if "lab" in _fixtures(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=_place)
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
+def _place(item: pytest.Item) -> int:
+    needs = _fixtures(item)
+    if item.get_closest_marker("long"):
+        return 0
+    return next((place for place, name in enumerate(LONGEST_FIRST) if name in needs), len(LONGEST_FIRST))
 
 
 @pytest.fixture

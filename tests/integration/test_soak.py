@@ -17,6 +17,7 @@ from tests.tooling.environment import ROOT
 LIMIT_S = 600
 
 
+@pytest.mark.long
 def test_the_incident_is_cured_twice_in_one_lab_and_nothing_is_left_over() -> None:
     played = subprocess.run(
         [ROOT / "scripts" / "soak", "2", "--namespaces"],
