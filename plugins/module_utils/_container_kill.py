@@ -252,8 +252,11 @@ class PctView:
     def lineage(self, process: Process) -> Sequence[Process]:
         """See Scene.lineage. As the last look showed it."""
         above: list[Process] = []
-        while process.parent_pid in self._listed:
+        # Whoever is in the container decides what its /proc says, even that two are each other's parents.
+        seen = {process.pid}
+        while process.parent_pid in self._listed and process.parent_pid not in seen:
             process = self._listed[process.parent_pid]
+            seen.add(process.pid)
             above.append(process)
         return above
 

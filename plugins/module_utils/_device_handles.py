@@ -161,6 +161,8 @@ def find_holders(
         return Scan((), 0)
     reader = HandleReader(frozenset((*wanted, *(() if compute is None else (compute,)))), procfs, _nodes(devices))
     suspects, unreadable = find_suspects(procfs.pids() if pids is None else pids, reader)
+    # Those who are not even listed count as one.
+    unreadable += procfs.hides_processes()
     holders = []
     for pid in suspects:
         try:

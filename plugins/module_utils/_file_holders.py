@@ -9,12 +9,15 @@ unlinked one has none.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 from typing import Collection, Iterator, NamedTuple, Optional
 
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import require_readable
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs, Stat
+from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import side_by_side, slices
 
 # No number is longer than the kernel's own are.
 _MAPPING = re.compile(rb"[0-9a-f]+-[0-9a-f]+ \S{4} [0-9a-f]+ ([0-9a-f]{2,5}):([0-9a-f]{2,5}) ([0-9]{1,20})(?:\s|$)")
@@ -41,25 +44,40 @@ class _Found(NamedTuple):
 
 
 def find_holders(files: Collection[FileId], sockets: Collection[int], procfs: ProcFs) -> Holders:
-    """Look into every process. Without anything to look for nobody is asked."""
+    """Look into every process. Without anything to look for nobody is asked.
+
+    One at which the kernel never answers is unreadable, and so are its few neighbours that were its turn's.
+    """
     holders = Holders({file: [] for file in files}, {inode: [] for inode in sockets}, ())
-    unreadable = []
-    for pid in procfs.pids() if files or sockets else ():
-        before = procfs.stat(pid)
-        if before is None or before.kernel_thread:
-            continue
-        try:
-            found = _look(before, files, sockets, procfs)
-        except PermissionError:
-            unreadable.append(pid)
-            continue
-        process = procfs.process(pid) if found.files or found.sockets else None
-        if process is None or process.start_ticks != before.start_ticks:
-            continue
-        for file in found.files:
-            holders.files[file].append(process)
-        for inode in found.sockets:
-            holders.sockets[inode].append(process)
+    parts = slices(procfs.pids()) if files or sockets else []
+
+    def look(job: int) -> str:
+        unreadable, held = [], []
+        for pid in parts[job]:
+            seen = procfs.stat(pid)
+            if seen is None or seen.kernel_thread:
+                continue
+            try:
+                found = _look(seen, files, sockets, procfs)
+            except PermissionError:
+                unreadable.append(pid)
+                continue
+            if found.files or found.sockets:
+                held.append((pid, seen.start_ticks, sorted(found.files), sorted(found.sockets)))
+        return json.dumps((unreadable, held))
+
+    unreadable: list[int] = []
+    for job, answer in enumerate(side_by_side(look, len(parts))):
+        refused, held = json.loads(answer) if answer is not None else (parts[job], ())
+        unreadable.extend(refused)
+        for pid, start_ticks, its_files, its_sockets in held:
+            process = procfs.process(pid)
+            if process is None or process.start_ticks != start_ticks:
+                continue
+            for file in its_files:
+                holders.files[FileId(*file)].append(process)
+            for inode in its_sockets:
+                holders.sockets[inode].append(process)
     return holders._replace(unreadable=tuple(unreadable))
 
 
@@ -71,7 +89,8 @@ def _look(seen: Stat, files: Collection[FileId], sockets: Collection[int], procf
             try:
                 status = os.stat(path)
             except PermissionError:
-                raise
+                require_readable(path)
+                continue
             except OSError:
                 continue
             if stat.S_ISSOCK(status.st_mode):

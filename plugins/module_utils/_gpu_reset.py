@@ -210,7 +210,7 @@ class _Attempt:
         indices = {gpu.uuid: gpu.index for gpu in self._wanted if gpu.uuid is not None}
         for listed in reading.compute_processes or ():
             process = procfs.process(listed.pid) if listed.gpu_uuid in indices else None
-            if process is not None and process.pid not in pids:
+            if process is not None and not process.gone and process.pid not in pids:
                 gpus = [indices[listed.gpu_uuid]]
                 found.append(process_result(process, procfs, gpus=gpus, evidence=[DRIVER]))
         return found

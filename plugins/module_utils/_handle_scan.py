@@ -15,7 +15,7 @@ from typing import AbstractSet, Collection, Iterator, Mapping, NamedTuple, Optio
 
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, MappedFiles
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
-from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import MOST_JOBS, side_by_side
+from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import side_by_side, slices
 
 # The kinds of evidence that /proc gives; part of what the modules return.
 FD = "fd"
@@ -26,9 +26,6 @@ MAPPING = "mapping"
 # or is long.
 _NUMBERS = tuple(map(str, range(1024)))
 _MOST_HOLES = 8
-
-# Fewer processes than this are not worth handing out.
-_LEAST_A_JOB = 12
 
 
 class DeviceNumber(NamedTuple):
@@ -154,7 +151,7 @@ class HandleReader:
                 holes += 1
                 continue
             except PermissionError:
-                _require_readable(name, table)
+                require_readable(name, table)
                 seen += 1
                 continue
             except OSError:
@@ -191,10 +188,11 @@ class HandleReader:
         return self._mapped[file]
 
 
-def _require_readable(name: str, table: int) -> None:
+def require_readable(name: str, table: Optional[int] = None) -> None:
     """Raise PermissionError where a handle that may not be looked at means that the process may not.
 
-    Some file systems hide their files even from root; they hold no devices, and the link to the file can be read.
+    Some file systems (FUSE, above all from within a container) hide their files even from root. They hold no devices
+    and no segments, and the link to the file can be read.
     """
     try:
         os.readlink(name, dir_fd=table)
@@ -218,13 +216,11 @@ def find_suspects(pids: Collection[int], reader: HandleReader) -> Suspects:
     machines). It opens no cards, and that it cannot be looked into does not count.
     A process at which the kernel never answers is unreadable, and so are its few neighbours that were its turn's.
     """
-    pids = sorted(pids)
-    size = max(_LEAST_A_JOB, -(-len(pids) // MOST_JOBS))
-    slices = [pids[start : start + size] for start in range(0, len(pids), size)]
+    parts = slices(sorted(pids))
 
     def look(job: int) -> str:
         held, unreadable = [], 0
-        for pid in slices[job]:
+        for pid in parts[job]:
             try:
                 if reader.handles(pid):
                     held.append(pid)
@@ -233,9 +229,9 @@ def find_suspects(pids: Collection[int], reader: HandleReader) -> Suspects:
         return " ".join(map(str, (unreadable, *held)))
 
     suspects, unreadable = [], 0
-    for job, answer in enumerate(side_by_side(look, len(slices))):
+    for job, answer in enumerate(side_by_side(look, len(parts))):
         if answer is None:
-            unreadable += len(slices[job])
+            unreadable += len(parts[job])
         else:
             count, *held = map(int, answer.split())
             unreadable += count

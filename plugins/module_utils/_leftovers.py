@@ -185,7 +185,9 @@ def _blind(holders: Holders, place: Place, device: str, procfs: ProcFs) -> bool:
     """Whether somebody may have the memory open who cannot be looked into, or is not even to be seen from here."""
     if place.vmid is None and _namespace("self", "pid", procfs) != _FIRST_NAMESPACE:
         return True
-    return any(procfs.stat(pid) is not None and reaches(pid, device, procfs) for pid in holders.unreadable)
+    return procfs.hides_processes() or any(
+        procfs.stat(pid) is not None and reaches(pid, device, procfs) for pid in holders.unreadable
+    )
 
 
 def _judge(

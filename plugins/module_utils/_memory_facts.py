@@ -126,7 +126,7 @@ def processes_by_card(
 ) -> Optional[dict[str, list[dict[str, Any]]]]:
     """Card UUID -> its compute processes joined with /proc. None where the driver's list is not known.
 
-    A pid that is not in this /proc belongs to another namespace, or has just ended: it is listed all the same.
+    A pid that is not in this /proc belongs to another namespace, or has ended: it is listed all the same.
     """
     if listed is None:
         return None
@@ -138,8 +138,12 @@ def processes_by_card(
 
 def _process(listed: ComputeProcess, procfs: ProcFs) -> dict[str, Any]:
     process = procfs.process(listed.pid)
-    if process is not None:
-        return process_result(process, procfs, used_memory_mib=listed.used_memory_mib, visible=True)
+    # One that is dead, and merely not reaped, holds nothing any more, whatever the driver says.
+    if process is not None and not process.gone:
+        # A leader that has exited shows as a zombie, and not that a thread of it sleeps in the driver.
+        asleep = process.state == "Z" and procfs.uninterruptible_task(process.pid) is not None
+        seen = process._replace(state="D") if asleep else process
+        return process_result(seen, procfs, used_memory_mib=listed.used_memory_mib, visible=True)
     unknown = ("container_pid", "vmid", "name", "command", "state", "uid", "start_time", "unit", "parent")
     return {
         "pid": listed.pid,

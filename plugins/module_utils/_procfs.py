@@ -14,11 +14,19 @@ import os
 import re
 from typing import Iterable, Iterator, NamedTuple, Optional
 
+from ansible_collections.gpuops.inference.plugins.module_utils._bounded_read import StalledError, read_within
+
 # PF_KTHREAD of include/linux/sched.h: the process has no program of its own.
 _KERNEL_THREAD_FLAG = 0x00200000
 
 # PROC_PID_INIT_INO of include/linux/proc_ns.h: the pid namespace that the machine starts with, in which all others lie.
 _HOST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
+
+# The kernel answers in microseconds, unless the process's memory is locked; see _bounded_read.
+COMMAND_SECONDS = 1.0
+
+# With 1 they are listed, and may not be looked into.
+_HIDDEN = re.compile(r"\bhidepid=(?:2|4|invisible|ptraceable)\b")
 
 _UNIT = re.compile(r"^.+\.(?:service|scope)$")
 
@@ -158,6 +166,8 @@ class ProcFs:
 
     def __init__(self, root: str = "/proc") -> None:
         self.root = root
+        # Processes whose command line nobody gets to see. To ask each time would cost a second each time.
+        self._mute: set[Identity] = set()
 
     def read_text(self, *parts: object) -> Optional[str]:
         """A file below /proc as text (never failing on its bytes), or None where it cannot be read."""
@@ -182,7 +192,10 @@ class ProcFs:
         return parse_stat(text) if text is not None else None
 
     def process(self, pid: int) -> Optional[Process]:
-        """Read one process whole. None when it is gone, also when the pid was given to another while it was read."""
+        """Read one process whole. None when it is gone, also when the pid was given to another while it was read.
+
+        The command is empty where the kernel never tells it, since a thread of the process sleeps in a driver.
+        """
         before = self.stat(pid)
         if before is None:
             return None
@@ -191,7 +204,7 @@ class ProcFs:
             pid=pid,
             start_ticks=before.start_ticks,
             name=before.name,
-            command=self._command(pid, before.state),
+            command=self._command(Identity(pid, before.start_ticks), before.state),
             state=before.state,
             parent_pid=before.parent_pid,
             uid=first_number(status.get("Uid", "")),
@@ -275,17 +288,34 @@ class ProcFs:
             return None
 
     def in_host_pid_namespace(self) -> bool:
-        """Whether this code runs in the machine's own pid namespace, from which every process is to be seen."""
-        return self.pid_namespace_of_reader() == _HOST_PID_NAMESPACE
+        """Whether this code runs in the machine's own pid namespace, and every process is to be seen."""
+        return self.pid_namespace_of_reader() == _HOST_PID_NAMESPACE and not self.hides_processes()
 
-    def _command(self, pid: int, state: str) -> str:
-        command = parse_command(self.read_text(pid, "cmdline") or "")
+    def hides_processes(self) -> bool:
+        """Whether /proc is mounted so that it does not list the processes of others to us (hidepid of proc(5))."""
+        if self.stat(1) is not None:
+            return False
+        lines = (self.read_text("self", "mountinfo") or "").split("\n")
+        return any(" - proc " in line and _HIDDEN.search(line) for line in lines)
+
+    def _command(self, identity: Identity, state: str) -> str:
+        command = self._command_line(identity, identity.pid)
         if command or state != "Z":
             return command
         # A leader that has exited shows no command line; its living threads do.
         try:
-            tasks = os.listdir(self.path(pid, "task"))
+            tasks = os.listdir(self.path(identity.pid, "task"))
         except OSError:
             return command
-        commands = (parse_command(self.read_text(pid, "task", task, "cmdline") or "") for task in tasks)
+        commands = (self._command_line(identity, identity.pid, "task", task) for task in tasks)
         return next((one for one in commands if one), command)
+
+    def _command_line(self, identity: Identity, *place: object) -> str:
+        if identity in self._mute:
+            return ""
+        try:
+            raw = read_within(self.path(*place, "cmdline"), COMMAND_SECONDS)
+        except StalledError:
+            self._mute.add(identity)
+            return ""
+        return parse_command((raw or b"").decode("utf-8", "replace"))

@@ -9,6 +9,7 @@ asked is killed and its job given up; ours go on.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -25,7 +26,16 @@ DEATH_SECONDS = 1.0
 
 MOST_CHILDREN = 8
 
+# Fewer of them than this are not worth handing out.
+_LEAST_A_JOB = 12
+
 Work = Callable[[int], str]
+
+
+def slices(pids: Sequence[int]) -> list[Sequence[int]]:
+    """Processes to look at, in as many parts as there may be jobs."""
+    size = max(_LEAST_A_JOB, -(-len(pids) // MOST_JOBS))
+    return [pids[start : start + size] for start in range(0, len(pids), size)]
 
 
 def side_by_side(work: Work, jobs: int, *, stall: Optional[float] = None) -> list[Optional[str]]:
@@ -146,9 +156,13 @@ def _work_and_exit(work: Work, jobs: int, say: int, lifeline: int) -> NoReturn:
 
 def _die_at_the_end_of(lifeline: int) -> None:
     """End when nobody can write to this pipe any more: then our parent has ended, in whatever way."""
+    # Opened anew: whom a pipe signals is noted where it was opened, and all children have inherited that one. Without
+    # /proc it remains with the last of them.
+    with contextlib.suppress(OSError):
+        lifeline = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_RDONLY | os.O_ASYNC)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     if select.select([lifeline], [], [], 0)[0]:
         # It has ended before.
         os._exit(0)

@@ -462,3 +462,14 @@ def test_no_secret_is_in_anything_that_is_returned(proc: FakeProc, command: str,
     result = kill_processes(wanted, machine(proc, pct=Pct(proc, glued=via == "glued"), kernel=kernel))
     assert "sk-made-up-0001" not in repr(result)
     assert "********" in result["matched"][1]["command"]
+
+
+def test_two_that_name_each_other_as_parent_are_followed_once(proc: FakeProc) -> None:
+    """Whoever is root in the container decides what its /proc says."""
+    view = _container_kill.PctView(request(via="pct"), machine(proc))
+    one, other = proc.add(10, parent=20), proc.add(20, parent=10)
+    view._listed = {10: one, 20: other}
+    assert [process.pid for process in view.lineage(one)] == [20]
+    itself = proc.add(30, parent=30)
+    view._listed = {30: itself}
+    assert view.lineage(itself) == []

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.gpuops.inference.plugins.module_utils import _side_by_side
 from ansible_collections.gpuops.inference.plugins.module_utils._file_holders import (
     FileId,
     find_holders,
@@ -99,6 +100,40 @@ def test_who_does_not_let_himself_be_looked_into_is_named(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "listdir", refuse)
     assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == (10,)
+
+
+def test_a_file_that_its_file_system_hides_from_all_others_is_none_of_ours(
+    tmp_path: Path, segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE does so, also with root."""
+    proc = FakeProc(tmp_path)
+    hidden = tmp_path / "fuse"
+    proc.add(10, fds=[hidden, segment])
+    real = os.stat
+
+    def hide(path: object, **options: object) -> os.stat_result:
+        if str(path).endswith("/10/fd/0"):
+            raise PermissionError
+        return real(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", hide)
+    found = find_holders({file_id(segment)}, (), proc.procfs)
+    assert [one.pid for one in found.files[file_id(segment)]] == [10]
+    assert found.unreadable == ()
+
+
+def test_a_process_at_which_the_kernel_never_answers_is_not_waited_for(
+    tmp_path: Path, segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = FakeProc(tmp_path)
+    for pid in range(100, 148):
+        proc.add(pid, fds=[segment])
+    os.mkfifo(proc.root / "120" / "maps")
+    monkeypatch.setattr(_side_by_side, "STALL_SECONDS", 0.7)
+    found = find_holders({file_id(segment)}, (), proc.procfs)
+    assert 120 in found.unreadable
+    assert len(found.unreadable) <= 12
+    assert len(found.files[file_id(segment)]) + len(found.unreadable) == 48
 
 
 def test_mappings_that_may_not_be_read_are_no_empty_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

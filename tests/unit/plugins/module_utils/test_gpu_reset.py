@@ -179,7 +179,10 @@ def test_one_that_is_being_torn_down_has_no_handle_but_the_driver_lists_it(world
     assert "4242 (python3, state D)" in error.message
 
 
-def test_a_pid_that_the_driver_still_lists_and_nobody_has_is_gone(world: World) -> None:
+@pytest.mark.parametrize("zombie", [False, True])
+def test_a_pid_that_the_driver_still_lists_and_nobody_has_is_gone(world: World, zombie: bool) -> None:
+    if zombie:
+        world.proc.add(4242, state="Z")
     world.listed = (ComputeProcess(4242, "GPU-1", 76064),)
     assert world.reset()["reset"] == [1]
 

@@ -4,13 +4,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, Optional
 
 import pytest
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import DriverError, InputError
-from ansible_collections.gpuops.inference.plugins.module_utils._memory_facts import FactsRequest, MemoryFacts, gather
+from ansible_collections.gpuops.inference.plugins.module_utils._gpus import ComputeProcess
+from ansible_collections.gpuops.inference.plugins.module_utils._memory_facts import (
+    FactsRequest,
+    MemoryFacts,
+    gather,
+    processes_by_card,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
+from tests.unit.fake_proc import FakeProc
 from tests.unit.recorded import Answer, ScriptedRunner, completed, recorded
 
 ALL = FactsRequest(None, 100, None, "nvidia_smi", "nvidia-smi", True, 20.0)
@@ -106,6 +114,22 @@ def test_a_process_is_joined_with_proc() -> None:
     assert set(process) == PROCESS_KEYS
     assert (process["pid"], process["visible"], process["used_memory_mib"]) == (os.getpid(), True, 300)
     assert process["parent"]["pid"] == os.getppid()
+
+
+@pytest.mark.parametrize(
+    ("threads", "thread", "visible", "state"), [(1, "Z", False, None), (2, "S", True, "Z"), (2, "D", True, "D")]
+)
+def test_a_zombie_holds_nothing_unless_a_thread_of_it_lives(
+    tmp_path: Path, threads: int, thread: str, visible: bool, state: Optional[str]
+) -> None:
+    """Z is what /proc says of a leader that has exited. Whoever sleeps in the driver is its thread."""
+    proc = FakeProc(tmp_path)
+    proc.add(4242, state="Z", threads=threads)
+    if threads > 1:
+        proc.thread(4242, 4243, state=thread)
+    listed = [ComputeProcess(4242, "GPU-1", 76064)]
+    [process] = (processes_by_card(listed, proc.procfs) or {})["GPU-1"]
+    assert (process["pid"], process["visible"], process["state"]) == (4242, visible, state)
 
 
 def test_a24_a_process_of_another_namespace_is_listed_all_the_same() -> None:

@@ -11,6 +11,7 @@ from typing import Optional
 
 import pytest
 
+from ansible_collections.gpuops.inference.plugins.module_utils import _procfs
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import (
     Identity,
     ProcFs,
@@ -211,12 +212,37 @@ def test_a_process_that_is_gone_is_none(proc: FakeProc) -> None:
 def test_a_pid_that_is_given_away_while_it_is_read_is_none(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     proc.add(4242, start=1)
 
-    def give_away(self: ProcFs, pid: int, state: str) -> str:
-        (proc.root / str(pid) / "stat").write_bytes(stat_line(pid, "sshd", "S", 1, 0, 1, 2))
+    def give_away(self: ProcFs, identity: Identity, state: str) -> str:
+        (proc.root / str(identity.pid) / "stat").write_bytes(stat_line(identity.pid, "sshd", "S", 1, 0, 1, 2))
         return "the old one's"
 
     monkeypatch.setattr(ProcFs, "_command", give_away)
     assert proc.procfs.process(4242) is None
+
+
+def test_a_command_line_that_the_kernel_never_tells_is_not_waited_for(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory may be locked by a thread that sleeps in the driver: then whoever reads it sleeps, too."""
+    monkeypatch.setattr(_procfs, "COMMAND_SECONDS", 0.05)
+    proc.add(4241, "python3", "python3\0serve")
+    proc.add(4242, "sglang::sched")
+    line = proc.root / "4242" / "cmdline"
+    line.unlink()
+    os.mkfifo(line)
+    seen = {process.pid: (process.name, process.command) for process in proc.procfs.processes()}
+    assert seen == {4241: ("python3", "python3 serve"), 4242: ("sglang::sched", "")}
+    # Whoever never answered is not asked again, but its successor is.
+    os.close(os.open(line, os.O_RDWR))
+    line.unlink()
+    line.write_bytes(b"other")
+    again = proc.procfs.process(4242)
+    assert again is not None
+    assert again.command == ""
+    (proc.root / "4242" / "stat").write_bytes(stat_line(4242, "other", "S", 1, 0, 1, 2))
+    successor = proc.procfs.process(4242)
+    assert successor is not None
+    assert successor.command == "other"
 
 
 def test_only_processes_are_listed_and_those_that_vanish_are_left_out(proc: FakeProc) -> None:
@@ -378,3 +404,20 @@ def test_every_process_of_this_machine_can_be_read() -> None:
     listed = {process.pid: process for process in ProcFs().processes()}
     assert listed[os.getpid()].name
     assert all(process.start_ticks >= 0 for process in listed.values())
+
+
+@pytest.mark.parametrize(
+    "option", ["", "hidepid=1", "hidepid=2", "hidepid=invisible", "hidepid=ptraceable", "hidepid=4"]
+)
+@pytest.mark.parametrize("init", [True, False])
+def test_where_proc_hides_the_processes_of_others_not_every_process_is_to_be_seen(
+    proc: FakeProc, option: str, init: bool
+) -> None:
+    """To root, and to the group that the mount names, they are listed all the same."""
+    line = f"22 26 0:21 / /proc rw,nosuid shared:12 - proc proc rw,{option}\n"
+    (proc.root / "self" / "mountinfo").write_text(f"25 1 8:1 / / rw - ext4 /dev/sda1 rw\n{line}")
+    if init:
+        proc.add(1)
+    hidden = not init and option not in ("", "hidepid=1")
+    assert proc.procfs.hides_processes() is hidden
+    assert proc.procfs.in_host_pid_namespace() is not hidden

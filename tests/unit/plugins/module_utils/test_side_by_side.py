@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,8 +119,9 @@ def test_an_interrupt_ends_the_children(monkeypatch: pytest.MonkeyPatch) -> None
         side_by_side(for_ever, 5)
 
 
-def test_a_child_dies_with_its_parent() -> None:
-    """The parent is killed while its child hangs: the pipe that the child keeps is closed all the same."""
+def test_each_child_dies_with_its_parent(processors: int) -> None:
+    """The parent is killed while its children hang: the pipe that each keeps is closed all the same."""
+    jobs = min(2, processors)
     hear, say = os.pipe()
 
     def tell_and_hang(job: int) -> str:
@@ -129,12 +131,14 @@ def test_a_child_dies_with_its_parent() -> None:
     parent = os.fork()
     if parent == 0:
         try:
-            side_by_side(tell_and_hang, 1, stall=60)
+            side_by_side(tell_and_hang, jobs, stall=60)
         finally:
             os._exit(0)
     os.close(say)
-    assert os.read(hear, 1) == b"x"
+    for _job in range(jobs):
+        assert os.read(hear, 1) == b"x"
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
+    assert select.select([hear], [], [], 10)[0], "a child lives on"
     assert os.read(hear, 1) == b""
     os.close(hear)

@@ -1,0 +1,46 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads a file that may never answer, and gives up after a while.
+
+A command line below /proc is memory of the process. A thread of it that sleeps in a driver may have that locked, and
+whoever reads it then sleeps until the thread goes on (get_task_cmdline in fs/proc/base.c): the well-known `ps` that
+hangs beside a hung driver. The read is done in a thread of ours, which can be left behind: it ends when we do.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Optional
+
+
+class StalledError(Exception):
+    """The kernel did not answer in time."""
+
+
+def read_within(path: str, seconds: float) -> Optional[bytes]:
+    """All that is in a file, None where it cannot be read. Raises StalledError after so many seconds."""
+    answers: list[Optional[bytes]] = []
+
+    def read() -> None:
+        answers.append(_read(path))
+
+    # A daemon: the end of the module does not wait for it.
+    reader = threading.Thread(target=read, daemon=True)
+    try:
+        reader.start()
+    except RuntimeError:
+        # The limit on processes.
+        return _read(path)
+    reader.join(seconds)
+    if not answers:
+        raise StalledError(path)
+    return answers[0]
+
+
+def _read(path: str) -> Optional[bytes]:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except (OSError, ValueError):
+        return None
