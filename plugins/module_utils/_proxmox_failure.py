@@ -39,13 +39,13 @@ def api_failure(text: str, host: str) -> Failure:
         )
     if re.search(r"\bSSLError\b|\bSSL: |ssl\.SSL", text):
         return Failure("api_tls", f"{where} does not speak TLS as it should: {_last(text)}")
-    if re.search(r"\b401\b|authentication failure|no such token|invalid token", text, re.IGNORECASE):
+    if re.search(r"(?m)(?:^|: |HTTP )401 |authentication failure|no such token|invalid token", text, re.IGNORECASE):
         return Failure(
             "api_unauthorized",
             f"{where} does not accept the token. Check user (with its realm, such as ops@pve), token_id and "
             "token_secret, and that the token has not expired.",
         )
-    if re.search(r"\b403\b|Permission check failed|permission denied", text, re.IGNORECASE):
+    if re.search(r"(?m)(?:^|: |HTTP )403 |Permission check failed|permission denied", text, re.IGNORECASE):
         return Failure(
             "api_forbidden",
             f"{where} does not permit that to the token: {_last(text)} See docs/proxmox.md for its rights.",
@@ -59,7 +59,7 @@ def api_failure(text: str, host: str) -> Failure:
         )
     if re.search(
         r"NewConnectionError|ConnectTimeout|ReadTimeout|timed out|Connection refused|NameResolution|Max retries|"
-        r"Connection aborted|No route to host|\b595\b",
+        r"Connection aborted|No route to host|(?:^|: )595 ",
         text,
     ):
         return Failure("api_unreachable", f"{where} gives no answer: {_last(text)}")

@@ -236,7 +236,9 @@ def test_after_a_cancel_in_the_middle_the_next_job_recovers(lab: Lab, controller
         assert waiting.failure == f"gpus_not_free: {result(waiting)['reason']}"
 
         # Without a container whoever holds the card may be ended.
-        reclaimed = controller.press("Reclaim GPUs", variables={"reclaim_gpus_vmid": None})
+        reclaimed = controller.press(
+            "Reclaim GPUs", answers={"reclaim_gpus_gpus": ""}, variables={"reclaim_gpus_vmid": None}
+        )
         assert (reclaimed.status, reclaimed.rc) == ("successful", 0), reclaimed.printed
         outcome = reclaimed.artifacts["reclaim_gpus_result"]
         assert (outcome["outcome"], outcome["changed"]) == ("free", True)

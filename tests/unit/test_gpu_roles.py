@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import jinja2
 import pytest
 import yaml
 
@@ -47,3 +48,31 @@ def test_what_is_taken_from_a_restart_is_one_of_its_variables_with_its_default(r
             assert options(role)[name]["type"] == RESTART[taken]["type"]
             if otherwise not in ("none", "inventory_hostname", "''", "reclaim_gpus__lease_name"):
                 assert yaml.safe_load(otherwise) == RESTART[taken]["default"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    ("said", "chosen"),
+    [
+        ("", ["2"]),
+        (None, ["2"]),
+        # These are choices: card 0, and one that the module refuses. Neither may become all cards.
+        (0, 0),
+        ([], []),
+        (["0", "1"], ["0", "1"]),
+        ("0,1", "0,1"),
+    ],
+)
+def test_a_question_that_was_not_answered_leaves_the_server_s_cards(role: str, said: Any, chosen: Any) -> None:
+    """A controller hands it on as an empty text, which beats every default."""
+    text = yaml.safe_load(read(role, "vars/main.yml"))[f"{role}__chosen"]
+    evaluate = jinja2.Environment().compile_expression(text.strip().removeprefix("{{").removesuffix("}}"))
+    assert evaluate(**{f"{role}_gpus": said, "verified_restart_gpus": ["2"]}) == chosen
+    (task,) = [one for one in _tasks(role) if "gpuops.inference.gpu_memory_facts" in one]
+    asked = task["gpuops.inference.gpu_memory_facts"]["gpus"]
+    assert asked == f"{{{{ omit if {role}__chosen in ['', none] else {role}__chosen }}}}"
+
+
+def _tasks(role: str) -> list[dict[str, Any]]:
+    files = sorted((ROOT / "roles" / role / "tasks").glob("*.yml"))
+    return [task for file in files for task in yaml.safe_load(file.read_text(encoding="utf-8"))]

@@ -268,6 +268,10 @@ REFUSED = (
         ("500 Internal Server Error: \x1b[31mred\x07", "api_failed", "Error: ?[31mred?"),
         ("TypeError: list indices must be integers or slices, not str", "api_answer", "is not the Proxmox API"),
         ("'NoneType' object has no attribute 'get'", "api_answer", "192.0.2.11"),
+        (REFUSED.replace("url: /", "url: /api2/json/nodes/pve1/lxc/401/status"), "api_unreachable", "refused"),
+        ("500 Internal Server Error: nodes/pve1/lxc/403.conf does not exist", "api_failed", "403.conf"),
+        ("ResourceException: 401 Unauthorized: b''", "api_unauthorized", "token_secret"),
+        ("ResourceException: 595 Errors during connection", "api_unreachable", "595"),
         ("", "api_failed", "no message"),
     ],
 )
