@@ -76,3 +76,22 @@ def test_a_question_that_was_not_answered_leaves_the_server_s_cards(role: str, s
 def _tasks(role: str) -> list[dict[str, Any]]:
     files = sorted((ROOT / "roles" / role / "tasks").glob("*.yml"))
     return [task for file in files for task in yaml.safe_load(file.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(
+    ("container", "node", "refused"), [(129, "kimi", True), (129, "pve1", False), (None, "kimi", False)]
+)
+def test_a_container_is_not_reclaimed_from_within(container: Any, node: str, refused: bool) -> None:
+    text = yaml.safe_load(read("reclaim_gpus", "vars/main.yml"))["reclaim_gpus__refusal"]
+    environment = jinja2.Environment()
+    environment.filters["bool"] = bool
+    evaluate = environment.compile_expression(text.strip().removeprefix("{{").removesuffix("}}"))
+    known = {"astray": "astray", "kept_out": "kept out", "lives": "", "unreadable": None, "lease": {"lease": {}}}
+    said = evaluate(
+        inventory_hostname="kimi",
+        reclaim_gpus_node=node,
+        reclaim_gpus_force=False,
+        reclaim_gpus__container=container,
+        **{f"reclaim_gpus__{name}": value for name, value in known.items()},
+    )
+    assert said == ("astray" if refused else None)
