@@ -201,11 +201,19 @@ def frozen(process: Process, cgroup_root: str = _CGROUP_ROOT) -> bool:
 
 
 def _frozen_cgroup(path: str, root: str = _CGROUP_ROOT) -> bool:
-    """Ask cgroup v2, alone or beside v1, and v1's freezer."""
+    """Ask cgroup v2, alone or beside v1, and v1's freezer.
+
+    One that is on its way counts, in v2 too: there it becomes frozen only with its last thread, and one that sleeps in
+    a driver keeps the others, which are frozen, from counting as such.
+    """
     files = ProcFs(root)
-    for tree in ("", "unified"):
-        events = files.read_text(*(part for part in (tree, path.strip("/"), "cgroup.events") if part))
-        if re.search(r"(?m)^frozen 1$", events or ""):
+    parts = [part for part in path.split("/") if part]
+    for tree in ([], ["unified"]):
+        if re.search(r"(?m)^frozen 1$", files.read_text(*tree, *parts, "cgroup.events") or ""):
             return True
+        # Whoever froze it may have done so from further up.
+        for length in range(1, len(parts) + 1):
+            if (files.read_text(*tree, *parts[:length], "cgroup.freeze") or "").strip() == "1":
+                return True
     state = files.read_text("freezer", path.strip("/"), "freezer.state")
     return state is not None and state.strip() != "THAWED"

@@ -21,7 +21,8 @@ def reset_result(
 ) -> dict[str, Any]:
     """The module's result. ``after`` None: nobody has looked again."""
     return {
-        "changed": bool(sent),
+        # A warning tells of a persistence mode that is off now, and was on.
+        "changed": bool(sent or warnings),
         "gpus": [_handle(gpu) for gpu in before],
         "reset": [_handle(gpu) for gpu in sent],
         "before": [_card(gpu, idle_memory_mib) for gpu in before],

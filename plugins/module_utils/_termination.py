@@ -207,6 +207,7 @@ def terminate(
     terminated: list[Process] = []
     killed: list[Process] = []
     denied: set[Identity] = set()
+    asked: set[Identity] = set()
     any_sent = False
     for number, limit, ended in ((signal.SIGTERM, term_timeout, terminated), (signal.SIGKILL, kill_timeout, killed)):
         if not waiting or (number == signal.SIGTERM and limit <= 0):
@@ -218,6 +219,9 @@ def terminate(
         denied = {identity for identity, answer in answers.items() if answer == DENIED}
         signalled = [process for process in waiting if answers.get(process.identity) == SENT]
         any_sent = any_sent or bool(signalled)
+        # Between the last look and this signal there is some time: who has used it ended of the one before.
+        terminated += [one for one in waiting if one.identity in asked and answers.get(one.identity) == GONE]
+        asked = {process.identity for process in signalled}
         stopped = [process for process in signalled if process.state == "T" and number == signal.SIGTERM]
         with _noting(any_sent):
             if stopped:
@@ -228,6 +232,9 @@ def terminate(
         waiting = left + [process for process in waiting if process.identity in denied]
     with _noting(any_sent):
         living = signaller.living(waiting)
+    # The same after the last one.
+    there = {process.identity for process in living}
+    killed += [process for process in waiting if process.identity not in denied | there]
     survivors = tuple(
         Survivor(process, PERMISSION) if process.identity in denied else signaller.explain(process)
         for process in living

@@ -86,7 +86,13 @@ def test_a_container_is_not_reclaimed_from_within(container: Any, node: str, ref
     environment = jinja2.Environment()
     environment.filters["bool"] = bool
     evaluate = environment.compile_expression(text.strip().removeprefix("{{").removesuffix("}}"))
-    known = {"astray": "astray", "kept_out": "kept out", "lives": "", "unreadable": None, "lease": {"lease": {}}}
+    known: dict[str, Any] = {
+        "astray": "astray",
+        "kept_out": "kept out",
+        "lives": "",
+        "unreadable": None,
+        "lease": {"lease": {}},
+    }
     said = evaluate(
         inventory_hostname="kimi",
         reclaim_gpus_node=node,

@@ -245,6 +245,11 @@ def test_a_running_container_without_any_process_means_that_we_look_from_the_wro
         ("freezer/lxc/129/ns/a.service/freezer.state", "FREEZING\n", True),
         ("freezer/lxc/129/ns/a.service/freezer.state", "THAWED\n", False),
         ("elsewhere/cgroup.events", "frozen 1\n", False),
+        ("lxc/129/ns/a.service/cgroup.freeze", "1\n", True),
+        ("lxc/129/ns/a.service/cgroup.freeze", "0\n", False),
+        ("lxc/129/cgroup.freeze", "1\n", True),
+        ("unified/lxc/129/cgroup.freeze", "1\n", True),
+        ("lxc/130/cgroup.freeze", "1\n", False),
     ],
 )
 def test_a_frozen_cgroup_is_seen_in_either_hierarchy(tmp_path: Path, name: str, text: str, expected: bool) -> None:

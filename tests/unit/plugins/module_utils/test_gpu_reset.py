@@ -331,7 +331,10 @@ def test_persistence_mode_that_stays_off_is_a_warning_and_part_of_an_error(world
     assert warning.endswith("nvidia-smi -pm 1 -i 1")
 
     world.gpus[1], world.persistent[1], world.obeys, world.answer = card(1, 4, FULL), True, True, REFUSED
-    assert "could not be switched on again" in world.refused().message
+    error = world.refused()
+    assert "could not be switched on again" in error.message
+    # No card was reset, but persistence mode is not as it was.
+    assert (error.fields["changed"], error.fields["reset"]) == (True, [])
 
 
 def test_a_refusal_is_passed_on_in_the_tool_s_words(world: World) -> None:

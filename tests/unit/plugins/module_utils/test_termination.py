@@ -144,6 +144,36 @@ def test_whoever_ended_between_the_signals_ended_at_sigterm(proc: FakeProc) -> N
     assert (pids(result.terminated), pids(result.killed)) == ([11], [10])
 
 
+def test_whoever_ends_after_the_last_look_at_it_is_told_all_the_same(proc: FakeProc) -> None:
+    """That look is followed by one at the whole machine, for whoever came meanwhile."""
+    kernel = FakeKernel(proc, stubborn=[10, 11])
+
+    def reinforce(waiting: Sequence[Process]) -> Sequence[Process]:
+        proc.remove(11)
+        return waiting
+
+    targets = [proc.process(pid) for pid in (10, 11, 12)]
+    result = terminate(targets, kernel, term_timeout=5, kill_timeout=5, clock=FakeClock(), reinforce=reinforce)
+    assert (pids(result.terminated), pids(result.killed), result.survivors) == ([12, 11], [10], ())
+
+
+def test_whoever_ends_after_the_last_look_of_all_was_killed(proc: FakeProc) -> None:
+    kernel = FakeKernel(proc, stuck=[10])
+    looks = []
+
+    def living(processes: Sequence[Process]) -> list[Process]:
+        looks.append(len(processes))
+        # The time is over at the third look, and the fourth is the last.
+        if len(looks) == 4:
+            proc.remove(10)
+        return real(processes)
+
+    real = kernel.living
+    kernel.living = living  # type: ignore[method-assign]
+    result = end(proc, kernel, 10, term_timeout=0, kill_timeout=2 * kernel.interval)
+    assert (pids(result.terminated), pids(result.killed), result.survivors) == ([], [10], ())
+
+
 def test_an_heir_of_the_pid_is_never_signalled(proc: FakeProc) -> None:
     target = proc.process(10)
     proc.remove(10)
