@@ -159,7 +159,7 @@ reason:
     - Stable code of a failure. Nothing was touched with V(ct_locked), V(ct_not_running), V(ct_not_on_node),
       V(ha_state), V(bad_input), V(api_certificate), V(api_tls), V(api_unauthorized), V(api_forbidden) and
       V(api_library). The container may be down with V(ct_not_started), V(ct_not_stopped), V(task_failed),
-      V(pct_failed), V(api_unreachable), V(api_answer) and V(api_failed); RV(changed) tells whether it had been
+      V(pct_failed), V(api_unreachable), V(api_answer) and V(api_failed); C(changed) tells whether it had been
       ordered to restart.
   returned: failure
   type: str
