@@ -23,7 +23,7 @@ def read_within(path: str, seconds: float) -> Optional[bytes]:
     answers: list[Optional[bytes]] = []
 
     def read() -> None:
-        answers.append(_read(path))
+        answers.append(read_file(path))
 
     # A daemon: the end of the module does not wait for it.
     reader = threading.Thread(target=read, daemon=True)
@@ -31,16 +31,18 @@ def read_within(path: str, seconds: float) -> Optional[bytes]:
         reader.start()
     except RuntimeError:
         # The limit on processes.
-        return _read(path)
+        return read_file(path)
     reader.join(seconds)
     if not answers:
         raise StalledError(path)
     return answers[0]
 
 
-def _read(path: str) -> Optional[bytes]:
+def read_file(path: str) -> Optional[bytes]:
+    """All that is in a file, None where it cannot be read. Waits for as long as the kernel does."""
     try:
         with open(path, "rb") as stream:
             return stream.read()
     except (OSError, ValueError):
+        # ValueError: the name of a file, taken from what a file says, cannot be one.
         return None

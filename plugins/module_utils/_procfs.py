@@ -14,7 +14,11 @@ import os
 import re
 from typing import Iterable, Iterator, NamedTuple, Optional
 
-from ansible_collections.gpuops.inference.plugins.module_utils._bounded_read import StalledError, read_within
+from ansible_collections.gpuops.inference.plugins.module_utils._bounded_read import (
+    StalledError,
+    read_file,
+    read_within,
+)
 
 # PF_KTHREAD of include/linux/sched.h: the process has no program of its own.
 _KERNEL_THREAD_FLAG = 0x00200000
@@ -171,12 +175,8 @@ class ProcFs:
 
     def read_text(self, *parts: object) -> Optional[str]:
         """A file below /proc as text (never failing on its bytes), or None where it cannot be read."""
-        try:
-            with open(self.path(*parts), "rb") as stream:
-                return stream.read().decode("utf-8", "replace")
-        except (OSError, ValueError):
-            # ValueError: the name of a file, taken from what a file says, cannot be one.
-            return None
+        raw = read_file(self.path(*parts))
+        return None if raw is None else raw.decode("utf-8", "replace")
 
     def path(self, *parts: object) -> str:
         """Join below /proc."""

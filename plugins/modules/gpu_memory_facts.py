@@ -218,7 +218,7 @@ ansible_facts:
                 visible:
                   description:
                     - Whether this machine's C(/proc) has the process. If not, it is in another pid namespace or has
-                      just ended, and everything but C(pid) and C(used_memory_mib) is V(null).
+                      ended, be it reaped or not, and everything but C(pid) and C(used_memory_mib) is V(null).
                   type: bool
                   sample: true
         idle:
