@@ -10,8 +10,14 @@ hangs beside a hung driver. The read is done in a thread of ours, which can be l
 
 from __future__ import annotations
 
+import errno
 import threading
-from typing import Optional
+from typing import Optional, Union
+
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import MachineError
+
+# Of the file itself they say nothing.
+_SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class StalledError(Exception):
@@ -19,11 +25,14 @@ class StalledError(Exception):
 
 
 def read_within(path: str, seconds: float) -> Optional[bytes]:
-    """All that is in a file, None where it cannot be read. Raises StalledError after so many seconds."""
-    answers: list[Optional[bytes]] = []
+    """All that is in a file, None where it cannot be read. Raises StalledError after so many seconds, MachineError."""
+    answers: list[Union[bytes, MachineError, None]] = []
 
     def read() -> None:
-        answers.append(read_file(path))
+        try:
+            answers.append(read_file(path))
+        except MachineError as exc:
+            answers.append(exc)
 
     # A daemon: the end of the module does not wait for it.
     reader = threading.Thread(target=read, daemon=True)
@@ -35,14 +44,23 @@ def read_within(path: str, seconds: float) -> Optional[bytes]:
     reader.join(seconds)
     if not answers:
         raise StalledError(path)
+    if isinstance(answers[0], MachineError):
+        raise answers[0]
     return answers[0]
 
 
 def read_file(path: str) -> Optional[bytes]:
-    """All that is in a file, None where it cannot be read. Waits for as long as the kernel does."""
+    """All that is in a file, None where it cannot be read. Raises MachineError. Waits as long as the kernel does."""
     try:
         with open(path, "rb") as stream:
             return stream.read()
-    except (OSError, ValueError):
-        # ValueError: the name of a file, taken from what a file says, cannot be one.
+    except OSError as exc:
+        if exc.errno in _SHORTAGES:
+            raise MachineError(
+                f"{path} cannot be read: {exc.strerror}. Free memory or raise the limit on open files, then try again.",
+                reason="shortage",
+            ) from exc
+        return None
+    except ValueError:
+        # The name of a file, taken from what a file says, cannot be one.
         return None

@@ -23,10 +23,9 @@ from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan impo
     THREAD_FD,
     DeviceNumber,
     Handle,
-    HandleReader,
-    find_suspects,
     number_of,
 )
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_search import HandleSearch
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, file_of
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
 
@@ -159,24 +158,18 @@ def find_holders(
         wanted.setdefault(device.number, []).append(device)
     if not wanted:
         return Scan((), 0)
-    reader = HandleReader(frozenset((*wanted, *(() if compute is None else (compute,)))), procfs, _nodes(devices))
-    suspects, unreadable = find_suspects(procfs.pids() if pids is None else pids, reader)
+    search = HandleSearch(frozenset((*wanted, *(() if compute is None else (compute,)))), procfs, _nodes(devices))
+    if pids is None:
+        search.look_at_all()
+    else:
+        search.look_at(pids)
+    holders = [
+        _holder(process, handles, wanted, compute)
+        for process, handles in (search.found[pid] for pid in sorted(search.found))
+        if any(handle.number in wanted for handle in handles)
+    ]
     # Those who are not even listed count as one.
-    unreadable += procfs.hides_processes()
-    holders = []
-    for pid in suspects:
-        try:
-            process = procfs.process(pid)
-            # Only now is it known whose handles they are: the pid may have been given to another process meanwhile.
-            handles = reader.handles(pid) if process is not None else []
-        except PermissionError:
-            unreadable += 1
-            continue
-        if process is None or procfs.look_again(process) is None:
-            continue
-        if any(handle.number in wanted for handle in handles):
-            holders.append(_holder(process, handles, wanted, compute))
-    return Scan(tuple(holders), unreadable)
+    return Scan(tuple(holders), len(search.unreadable) + procfs.hides_processes())
 
 
 def _holder(

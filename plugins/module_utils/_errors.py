@@ -46,5 +46,9 @@ class ContainerError(GpuopsError):
     """A container could not be looked into."""
 
 
+class MachineError(GpuopsError):
+    """The machine is too short of something (``shortage``) for anyone to look. What was not seen is not gone."""
+
+
 class SurvivorsError(GpuopsError):
     """Processes that should be gone are not. Carries the whole result of the module."""

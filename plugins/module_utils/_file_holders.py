@@ -9,15 +9,15 @@ unlinked one has none.
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
 import stat
 from typing import Collection, Iterator, NamedTuple, Optional
 
+from ansible_collections.gpuops.inference.plugins.module_utils._every_process import ask_all
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import require_readable
-from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs, Stat
-from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import side_by_side, slices
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs, Stat, says_gone
 
 # No number is longer than the kernel's own are.
 _MAPPING = re.compile(rb"[0-9a-f]+-[0-9a-f]+ \S{4} [0-9a-f]+ ([0-9a-f]{2,5}):([0-9a-f]{2,5}) ([0-9]{1,20})(?:\s|$)")
@@ -46,43 +46,31 @@ class _Found(NamedTuple):
 def find_holders(files: Collection[FileId], sockets: Collection[int], procfs: ProcFs) -> Holders:
     """Look into every process. Without anything to look for nobody is asked.
 
-    One at which the kernel never answers is unreadable, and so are its few neighbours that were its turn's.
+    One at which the kernel never answers is unreadable.
     """
     holders = Holders({file: [] for file in files}, {inode: [] for inode in sockets}, ())
-    parts = slices(procfs.pids()) if files or sockets else []
 
-    def look(job: int) -> str:
-        unreadable, held = [], []
-        for pid in parts[job]:
-            seen = procfs.stat(pid)
-            if seen is None or seen.kernel_thread:
-                continue
-            try:
-                found = _look(seen, files, sockets, procfs)
-            except PermissionError:
-                unreadable.append(pid)
-                continue
-            if found.files or found.sockets:
-                held.append((pid, seen.start_ticks, sorted(found.files), sorted(found.sockets)))
-        return json.dumps((unreadable, held))
+    def look(pid: int) -> Optional[tuple[int, list[FileId], list[int]]]:
+        seen = procfs.stat(pid)
+        if seen is None or seen.kernel_thread:
+            return None
+        found = _look(seen, files, sockets, procfs)
+        return (seen.start_ticks, sorted(found.files), sorted(found.sockets)) if any(found) else None
 
-    unreadable: list[int] = []
-    for job, answer in enumerate(side_by_side(look, len(parts))):
-        refused, held = json.loads(answer) if answer is not None else (parts[job], ())
-        unreadable.extend(refused)
-        for pid, start_ticks, its_files, its_sockets in held:
-            process = procfs.process(pid)
-            if process is None or process.start_ticks != start_ticks:
-                continue
-            for file in its_files:
-                holders.files[FileId(*file)].append(process)
-            for inode in its_sockets:
-                holders.sockets[inode].append(process)
-    return holders._replace(unreadable=tuple(unreadable))
+    asked = ask_all(procfs.pids() if files or sockets else (), look)
+    for pid, (start_ticks, its_files, its_sockets) in sorted(asked.answers.items()):
+        process = procfs.process(pid)
+        if process is None or process.start_ticks != start_ticks:
+            continue
+        for file in its_files:
+            holders.files[FileId(*file)].append(process)
+        for inode in its_sockets:
+            holders.sockets[inode].append(process)
+    return holders._replace(unreadable=tuple(sorted(asked.unreadable)))
 
 
 def _look(seen: Stat, files: Collection[FileId], sockets: Collection[int], procfs: ProcFs) -> _Found:
-    """What one process holds of that. Raises PermissionError where it does not let itself be looked into."""
+    """What one process holds of that. Raises OSError where it cannot be looked into."""
     found = _Found(set(), set())
     for directory in _tables(seen, procfs):
         for path in _entries(os.path.join(directory, "fd")):
@@ -91,7 +79,9 @@ def _look(seen: Stat, files: Collection[FileId], sockets: Collection[int], procf
             except PermissionError:
                 require_readable(path)
                 continue
-            except OSError:
+            except OSError as exc:
+                if exc.errno == errno.ENOMEM:
+                    raise
                 continue
             if stat.S_ISSOCK(status.st_mode):
                 if status.st_ino in sockets:
@@ -111,23 +101,23 @@ def _tables(seen: Stat, procfs: ProcFs) -> Iterator[str]:
 
 
 def _entries(directory: str) -> list[str]:
-    """Raises PermissionError where it may not be listed; empty where it is gone."""
+    """Empty where it is gone. Raises OSError where it cannot be listed otherwise."""
     try:
         return [os.path.join(directory, name) for name in os.listdir(directory)]
-    except PermissionError:
-        raise
-    except OSError:
+    except OSError as exc:
+        if not says_gone(exc):
+            raise
         return []
 
 
 def _mapped(path: str) -> Iterator[FileId]:
-    """The files of a table of mappings. Raises PermissionError where it may not be read."""
+    """The files of a table of mappings. Raises OSError where it cannot be read."""
     try:
         with open(path, "rb") as stream:
             text = stream.read()
-    except PermissionError:
-        raise
-    except OSError:
+    except OSError as exc:
+        if not says_gone(exc):
+            raise
         return
     # Not splitlines: a file's name may hold what that takes for an end of the line, and so forge the next.
     for line in text.split(b"\n"):

@@ -9,13 +9,13 @@ nothing is looked at twice, and no value is built for a handle before it is know
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from typing import AbstractSet, Collection, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import AbstractSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, MappedFiles
-from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
-from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import side_by_side, slices
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs, says_gone
 
 # The kinds of evidence that /proc gives; part of what the modules return.
 FD = "fd"
@@ -24,8 +24,10 @@ MAPPING = "mapping"
 
 # Handles are numbered from 0. To try the numbers saves listing a table, a quarter of all work, unless it has many holes
 # or is long.
-_NUMBERS = tuple(map(str, range(1024)))
+_NUMBERS = tuple(b"%d" % number for number in range(1024))
 _MOST_HOLES = 8
+# So many are tried before the holes are counted.
+_SOME = 16
 
 
 class DeviceNumber(NamedTuple):
@@ -59,7 +61,10 @@ class HandleReader:
     """
 
     def __init__(
-        self, wanted: AbstractSet[DeviceNumber], procfs: ProcFs, nodes: Optional[Mapping[File, DeviceNumber]] = None
+        self,
+        wanted: AbstractSet[DeviceNumber],
+        procfs: ProcFs,
+        nodes: Optional[Mapping[File, DeviceNumber]] = None,
     ) -> None:
         self._wanted = wanted
         self._procfs = procfs
@@ -69,103 +74,111 @@ class HandleReader:
         self._mapped: dict[File, Optional[DeviceNumber]] = {}
         self._files = MappedFiles()
 
-    def handles(self, pid: int) -> list[Handle]:
-        """The wanted things that ``pid`` holds. Raises PermissionError where it may not be looked into.
+    def handles(self, pid: int) -> Iterator[Handle]:
+        """The wanted things that ``pid`` holds. Raises OSError where it cannot be looked into.
+
+        Handles come first: they can be read while a thread of the process has its memory locked and sleeps in the
+        driver. Whoever then reads its mappings sleeps, too.
+        """
+        held, dead = self._open(pid)
+        yield from held
+        try:
+            # Only a process has map_files. /proc/TID is one, too, though it is not listed.
+            for task in (pid, *(self._threads(pid) if dead else ())):
+                for number in self._mappings(task):
+                    yield Handle(MAPPING, number)
+        except OSError:
+            if not held:
+                raise
+
+    def open_handles(self, pid: int) -> list[Handle]:
+        """Those that are no mappings. Raises OSError where it cannot be looked into."""
+        return self._open(pid)[0]
+
+    def _open(self, pid: int) -> tuple[list[Handle], bool]:
+        """What is wanted among all handles of ``pid``, and whether its threads had to be asked.
 
         A leader that has exited has an empty table (to its own user a closed one) and no mappings. Its living threads
         show them all.
         """
         try:
             table, denied = self._table(self._procfs.path(pid, "fd")), None
-        except PermissionError as exc:
+        except OSError as exc:
             table, denied = None, exc
-        if table is None:
-            threads = self._threads(pid)
-            if denied is not None and not threads:
-                raise denied
-            tables = [self._table(self._procfs.path(pid, "task", thread, "fd")) for thread in threads]
-            held = [Handle(THREAD_FD, number) for numbers in tables for number in numbers or ()]
-        else:
-            threads = []
-            held = [Handle(FD, number) for number in table]
-        try:
-            # Only a process has map_files. /proc/TID is one, too, though it is not listed.
-            for task in (pid, *threads):
-                held.extend(Handle(MAPPING, number) for number in self._mappings(task))
-        except PermissionError:
-            if not held:
-                raise
-        return held
+        if table is not None:
+            return [Handle(FD, number) for number in table], False
+        threads = self._threads(pid)
+        if denied is not None and not threads:
+            raise denied
+        tables = [self._table(self._procfs.path(pid, "task", thread, "fd")) for thread in threads]
+        return [Handle(THREAD_FD, number) for numbers in tables for number in numbers or ()], True
 
     def _threads(self, pid: int) -> list[int]:
         """The threads of ``pid`` but for the leader; none when it is gone."""
         try:
             tasks = os.listdir(self._procfs.path(pid, "task"))
-        except OSError:
+        except OSError as exc:
+            if not says_gone(exc):
+                raise
             return []
         return [int(task) for task in tasks if int(task) != pid]
 
     def _table(self, directory: str) -> Optional[list[DeviceNumber]]:
-        """What is wanted in one table of handles; None where it is empty or gone.
-
-        Raises PermissionError where it may not be read.
-        """
+        """What is wanted in one table of handles; None where it is empty or gone. Raises OSError."""
         try:
             table = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except PermissionError:
-            raise
-        except OSError:
+        except OSError as exc:
+            if not says_gone(exc):
+                raise
             return None
         try:
             # Since Linux 6.2 the size is the number of handles; before, and in an empty table, it is 0.
             size = os.fstat(table).st_size
-            held, seen, tried = self._look(table, _NUMBERS, size, _MOST_HOLES) if size else ([], 0, 0)
+            held: list[DeviceNumber] = []
+            seen = tried = 0
+            while seen < size and tried - seen <= _MOST_HOLES and tried < len(_NUMBERS):
+                some = _NUMBERS[tried : tried + min(size - seen, _SOME)]
+                seen += self._look(table, some, held)
+                tried += len(some)
             if not seen or seen < size:
-                rest = [name for name in os.listdir(table) if int(name) >= tried]
-                more, seen_more, _tried = self._look(table, rest, len(rest), len(rest))
-                held, seen = held + more, seen + seen_more
-        except PermissionError:
-            raise
-        except OSError:
+                seen += self._look(table, [name for name in os.listdir(table) if int(name) >= tried], held)
+        except OSError as exc:
+            if not says_gone(exc):
+                raise
             return None
         finally:
             os.close(table)
         return held if seen else None
 
-    def _look(
-        self, table: int, names: Sequence[str], size: int, most_holes: int
-    ) -> tuple[list[DeviceNumber], int, int]:
-        """Try these names in an open table until ``size`` handles, or more than ``most_holes`` holes, were seen.
+    def _look(self, table: int, names: Sequence[Union[str, bytes]], held: list[DeviceNumber]) -> int:
+        """Add to ``held`` what is wanted among these handles of an open table. Returns how many of them there are.
 
-        Returns what is wanted among the handles, how many were seen, and how many names were tried. Raises
-        PermissionError where the process may not be looked into.
+        Raises OSError where the process cannot be looked into.
         """
-        held, seen, holes = [], 0, 0
+        missing = 0
         look, devices, inodes = os.stat, self._devices, self._inodes
         for name in names:
-            if seen == size or holes > most_holes:
-                break
             try:
                 status = look(name, dir_fd=table)
             except FileNotFoundError:
-                holes += 1
+                missing += 1
                 continue
             except PermissionError:
-                require_readable(name, table)
-                seen += 1
+                require_readable(os.fsdecode(name), table)
                 continue
-            except OSError:
-                seen += 1
+            except OSError as exc:
+                if exc.errno == errno.ENOMEM:
+                    raise
+                # A file system that does not answer; the nodes of devices lie on none of those.
                 continue
-            seen += 1
             if status.st_rdev in devices or status.st_ino in inodes:
                 number = number_of(status)
                 if number in self._wanted:
                     held.append(number)
-        return held, seen, seen + holes
+        return len(names) - missing
 
     def _mappings(self, pid: int) -> Iterator[DeviceNumber]:
-        """What is wanted among the mapped files of ``pid``. Raises PermissionError where they may not be read."""
+        """What is wanted among the mapped files of ``pid``. Raises OSError where they cannot be read."""
         for span, file in self._files.of(self._procfs.path(pid, "maps")):
             try:
                 number = self._number_behind(pid, span, file)
@@ -200,40 +213,3 @@ def require_readable(name: str, table: Optional[int] = None) -> None:
         raise
     except OSError:
         return
-
-
-class Suspects(NamedTuple):
-    """Who held something wanted when they were looked at, and how many ``unreadable`` processes there were."""
-
-    pids: list[int]
-    unreadable: int
-
-
-def find_suspects(pids: Collection[int], reader: HandleReader) -> Suspects:
-    """Look at all ``pids``, on all processors. Whether a pid still is the same process is for the caller to see.
-
-    Into the first process of the machine even root may not look everywhere (some security modules, micro virtual
-    machines). It opens no cards, and that it cannot be looked into does not count.
-    A process at which the kernel never answers is unreadable, and so are its few neighbours that were its turn's.
-    """
-    parts = slices(sorted(pids))
-
-    def look(job: int) -> str:
-        held, unreadable = [], 0
-        for pid in parts[job]:
-            try:
-                if reader.handles(pid):
-                    held.append(pid)
-            except PermissionError:
-                unreadable += pid != 1
-        return " ".join(map(str, (unreadable, *held)))
-
-    suspects, unreadable = [], 0
-    for job, answer in enumerate(side_by_side(look, len(parts))):
-        if answer is None:
-            unreadable += len(parts[job])
-        else:
-            count, *held = map(int, answer.split())
-            unreadable += count
-            suspects.extend(held)
-    return Suspects(sorted(suspects), unreadable)

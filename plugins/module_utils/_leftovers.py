@@ -63,6 +63,7 @@ class Place(NamedTuple):
     vmid: Optional[int]
     status: Optional[str]
     pid: Union[int, str, None]
+    init: Optional[Process] = None
 
 
 class Finding(NamedTuple):
@@ -103,6 +104,7 @@ def find_leftovers(
             blind = bool(segments) and _blind(holders, place, memory.device, machine.procfs)
             living = _living(segments, place, memory.device, machine.procfs)
             findings = _judge(segments, holders, living, blind, request, place, machine.procfs, wall_time())
+            _require_same(place, machine.procfs)
             if request.clean_shm:
                 findings = _clean(findings, _would_remove if machine.dry_run else memory.remove)
             found = Found(findings, blind, *memory.space())
@@ -110,6 +112,7 @@ def find_leftovers(
         holders = _holders((), sockets, machine.procfs)
         found = Found(error=exc)
     listeners = _listeners(sockets, holders, request, place, machine.procfs)
+    _require_same(place, machine.procfs, changed=any(one.removed for one in found.findings))
     return _result(place, listeners, found, machine.procfs)
 
 
@@ -130,7 +133,18 @@ def _place(request: LeftoversRequest, machine: Machine) -> Place:
             reason="ct_not_visible",
             vmid=request.vmid,
         )
-    return Place(request.vmid, status.status, init.pid)
+    return Place(request.vmid, status.status, init.pid, init)
+
+
+def _require_same(place: Place, procfs: ProcFs, **fields: Any) -> None:
+    """Raise ContainerError when the init has ended: what was read by its pid since may be another process's."""
+    if place.init is not None and procfs.look_again(place.init) is None:
+        raise ContainerError(
+            f"Container {place.vmid} was stopped while it was looked into, and may run again. Look again.",
+            reason="ct_not_running",
+            vmid=place.vmid,
+            **fields,
+        )
 
 
 # -- ports ----------------------------------------------------------------------------------------------------------

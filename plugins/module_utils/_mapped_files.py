@@ -15,6 +15,8 @@ import os
 import re
 from typing import NamedTuple
 
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import says_gone
+
 # PROCMAP_QUERY of include/uapi/linux/fs.h. The query has 13 words of 8 bytes; these are their places.
 _PROCMAP_QUERY = 0xC0686611
 _WORDS = 13
@@ -65,12 +67,12 @@ class MappedFiles:
         self._boring.add(file)
 
     def of(self, path: str) -> list[Mapping]:
-        """The mappings in ``path``, a /proc/PID/maps; none when the process has gone. Raises PermissionError."""
+        """The mappings in ``path``, a /proc/PID/maps; none when the process has gone. Raises OSError otherwise."""
         try:
             maps = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except PermissionError:
-            raise
-        except OSError:
+        except OSError as exc:
+            if not says_gone(exc):
+                raise
             return []
         try:
             return self._asked(maps)
@@ -126,8 +128,8 @@ def _text(maps: int) -> bytes:
     try:
         while part := os.read(maps, 32768):
             parts.append(part)
-    except PermissionError:
-        raise
-    except OSError:
+    except OSError as exc:
+        if not says_gone(exc):
+            raise
         return b""
     return b"".join(parts)

@@ -10,6 +10,7 @@ nothing else: the kernel keeps newlines out of names, but not what ``splitlines`
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import Iterable, Iterator, NamedTuple, Optional
@@ -36,6 +37,11 @@ _UNIT = re.compile(r"^.+\.(?:service|scope)$")
 
 # Nothing that the kernel counts is longer. isdigit() takes more for digits than int(), and int() more than the kernel.
 _NUMBER = re.compile(r"[0-9]{1,20}")
+
+
+def says_gone(error: OSError) -> bool:
+    """Whether what was asked about has gone. Any other error (no memory, no free handle) answers nothing."""
+    return error.errno in (errno.ENOENT, errno.ESRCH)
 
 
 class Identity(NamedTuple):
@@ -180,7 +186,7 @@ class ProcFs:
 
     def path(self, *parts: object) -> str:
         """Join below /proc."""
-        return os.path.join(self.root, *(str(part) for part in parts))
+        return "/".join((self.root, *map(str, parts)))
 
     def pids(self) -> list[int]:
         """Every process id that is listed now, rising."""

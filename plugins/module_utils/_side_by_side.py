@@ -26,16 +26,7 @@ DEATH_SECONDS = 1.0
 
 MOST_CHILDREN = 8
 
-# Fewer of them than this are not worth handing out.
-_LEAST_A_JOB = 12
-
 Work = Callable[[int], str]
-
-
-def slices(pids: Sequence[int]) -> list[Sequence[int]]:
-    """Processes to look at, in as many parts as there may be jobs."""
-    size = max(_LEAST_A_JOB, -(-len(pids) // MOST_JOBS))
-    return [pids[start : start + size] for start in range(0, len(pids), size)]
 
 
 def side_by_side(work: Work, jobs: int, *, stall: Optional[float] = None) -> list[Optional[str]]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpuops.inference.plugins.module_utils import _side_by_side
+from ansible_collections.gpuops.inference.plugins.module_utils import _every_process, _side_by_side
 from ansible_collections.gpuops.inference.plugins.module_utils._file_holders import (
     FileId,
     find_holders,
@@ -130,25 +131,28 @@ def test_a_process_at_which_the_kernel_never_answers_is_not_waited_for(
         proc.add(pid, fds=[segment])
     os.mkfifo(proc.root / "120" / "maps")
     monkeypatch.setattr(_side_by_side, "STALL_SECONDS", 0.7)
+    monkeypatch.setattr(_every_process, "ONE_SECONDS", 0.5)
     found = find_holders({file_id(segment)}, (), proc.procfs)
-    assert 120 in found.unreadable
-    assert len(found.unreadable) <= 12
-    assert len(found.files[file_id(segment)]) + len(found.unreadable) == 48
+    assert found.unreadable == (120,)
+    assert len(found.files[file_id(segment)]) == 47
 
 
-def test_mappings_that_may_not_be_read_are_no_empty_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "unreadable"), [(errno.ENOENT, ()), (errno.ESRCH, ()), (errno.EACCES, (10,)), (errno.ENOMEM, (10,))]
+)
+def test_mappings_that_cannot_be_read_are_no_empty_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, unreadable: tuple[int, ...]
+) -> None:
     proc = FakeProc(tmp_path)
     proc.add(10)
-    (proc.root / "10" / "maps").mkdir()
-    assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == ()
-    monkeypatch.setattr("builtins.open", _refuse_maps(open))
-    assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == (10,)
+    monkeypatch.setattr("builtins.open", _failing_at_maps(open, error))
+    assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == unreadable
 
 
-def _refuse_maps(real: object) -> object:
+def _failing_at_maps(real: object, error: int) -> object:
     def opens(path: object, *arguments: object, **options: object) -> object:
         if str(path).endswith("/maps"):
-            raise PermissionError
+            raise OSError(error, os.strerror(error))
         return real(path, *arguments, **options)  # type: ignore[operator]
 
     return opens

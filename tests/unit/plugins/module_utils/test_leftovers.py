@@ -15,7 +15,11 @@ import pytest
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
 from ansible_collections.gpuops.inference.plugins.module_utils._leftovers import LeftoversRequest, find_leftovers
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
-from ansible_collections.gpuops.inference.plugins.module_utils._shared_memory import DEFAULT_NAMES, compile_names
+from ansible_collections.gpuops.inference.plugins.module_utils._shared_memory import (
+    DEFAULT_NAMES,
+    SharedMemory,
+    compile_names,
+)
 from tests.unit.doubles import FakeClock, FakeKernel
 from tests.unit.fake_proc import BOOT_TIME, inside
 from tests.unit.fake_shm import FakeShm
@@ -248,6 +252,28 @@ def test_an_init_that_is_not_to_be_seen_or_is_somebody_else_by_now_fails(node: N
     with pytest.raises(ContainerError, match="on the node itself") as caught:
         node.look(clean_shm=True)
     assert caught.value.reason == "ct_not_visible"
+
+
+@pytest.mark.parametrize("heir", [True, False])
+def test_a_container_that_is_stopped_during_the_look_is_left_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch, heir: bool
+) -> None:
+    """The pid of its init may be another container's by then, and so may all that was read by it."""
+    dead = node.shm.make("sgl_shm_mm_312_5d41402a", 8192)
+    segments = SharedMemory.segments
+
+    def stop(self: SharedMemory, patterns: Any) -> Any:
+        found = segments(self, patterns)
+        node.proc.remove(4100)
+        if heir:
+            node.proc.add(4100, "init", start=99_999, inner=(1,), cgroup=inside(130))
+        return found
+
+    monkeypatch.setattr(SharedMemory, "segments", stop)
+    with pytest.raises(ContainerError, match="was stopped while it was looked into") as caught:
+        node.look(clean_shm=True)
+    assert (caught.value.reason, caught.value.fields["changed"]) == ("ct_not_running", False)
+    assert dead.exists()
 
 
 def test_a_table_of_sockets_that_cannot_be_read_fails(node: Node) -> None:

@@ -1,0 +1,70 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who of all processes holds something: first at a glance, then, who shows anything, whole."""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Collection, Mapping, NamedTuple, Optional
+
+from ansible_collections.gpuops.inference.plugins.module_utils._every_process import Asked, ask_all, ask_each
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, Handle, HandleReader
+from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
+
+
+class Held(NamedTuple):
+    """A process, and what it was seen to hold while it was that process."""
+
+    process: Process
+    handles: list[Handle]
+
+
+class HandleSearch:
+    """One look for the ``wanted`` things. ``found`` is by pid; ``unreadable`` are those of whom nothing is known.
+
+    Into the first process of the machine even root may not look everywhere (some security modules, micro virtual
+    machines). It opens no cards, and that it cannot be looked into does not count.
+    """
+
+    def __init__(
+        self, wanted: AbstractSet[DeviceNumber], procfs: ProcFs, nodes: Optional[Mapping[File, DeviceNumber]] = None
+    ) -> None:
+        self._procfs = procfs
+        self._reader = HandleReader(wanted, procfs, nodes)
+        self.found: dict[int, Held] = {}
+        self.unreadable: set[int] = set()
+
+    def look_at(self, pids: Collection[int]) -> None:
+        """Look at these processes."""
+        self._note(ask_each(pids, self._whole))
+
+    def look_at_all(self) -> None:
+        """Look at every process, and at who is seen to hold something once more."""
+        self._note(
+            ask_all(self._procfs.pids(), lambda pid: self._whole(pid) if any(self._reader.handles(pid)) else None)
+        )
+
+    def _whole(self, pid: int, mapped: bool = True) -> Optional[tuple[int, list[Handle]]]:
+        """When a process was started and what it holds, None where that is nothing."""
+        stat = self._procfs.stat(pid)
+        if stat is None:
+            return None
+        # Only now is it known whose handles they are.
+        handles = list(self._reader.handles(pid)) if mapped else self._reader.open_handles(pid)
+        return (stat.start_ticks, handles) if handles else None
+
+    def _note(self, asked: Asked) -> None:
+        # Those whose mappings never come can still have handles.
+        again = ask_each(asked.silent, lambda pid: self._whole(pid, mapped=False))
+        answers = {**asked.answers, **again.answers}
+        self.unreadable |= (asked.unreadable | again.unreadable) - answers.keys()
+        if self._procfs.in_host_pid_namespace():
+            self.unreadable.discard(1)
+        for pid, (start_ticks, handles) in answers.items():
+            process = self._procfs.process(pid)
+            # The pid may have been given to another process meanwhile.
+            if process is None or process.start_ticks != start_ticks or self._procfs.look_again(process) is None:
+                continue
+            held = [Handle(evidence, DeviceNumber(*number)) for evidence, number in handles]
+            self.found[pid] = Held(process, held)
