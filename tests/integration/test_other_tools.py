@@ -35,6 +35,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._results import p
 from ansible_collections.gpuops.inference.plugins.module_utils._termination import (
     HostSignaller,
     SystemClock,
+    Termination,
     terminate,
 )
 from tests.integration.test_every_holder import (
@@ -51,11 +52,11 @@ from tests.integration.test_every_holder import (
     holding,
 )
 from tests.integration.test_hostile_trees import frozen
+from tests.lab import dstate
 
 # Rows that no test puts to the other tools, and why; each names the test of what we do.
 NOT_RUN = {
     "storm": "whom one pass of SIGKILL misses is a race; ours: test_hostile_trees.py",
-    "d_state": "needs a file system of its own that is frozen; ours: test_scenarios.py",
     "pid_reuse": "the moment between list and signal cannot be forced on them; ours: test_hostile_trees.py",
     "hung_driver": "they would wait for ever; ours: test_refusals.py",
 }
@@ -94,6 +95,7 @@ ROWS = {
     "deaf": Row("left", "left", "left", "gone", "killed"),
     "stopped": Row("left", "left", "left", "gone", "terminated"),
     "frozen": Row("left", "left", "left", "gone", "frozen"),
+    "d_state": Row("left", "left", "left", "left", "uninterruptible"),
     "respawned": Row("again", "again", "again", "again", "respawned"),
     "zombie": Row("missed", "missed", "missed", "found", "gone"),
     "no_holder": Row("missed", "missed", "missed", "missed", "no_holder"),
@@ -108,6 +110,7 @@ DETACH = "os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0);"
 IN_A_NAME = "open('/proc/self/comm', 'w').write({name!r});"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
 HANDLER = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0));"
+WRITE = "os.write(1, b'\\n'); open({path!r}, 'w'); signal.pause()"
 STOP = "os.write(1, b'\\n'); os.kill(os.getpid(), signal.SIGSTOP); signal.pause()"
 NEVER_REAPED = """
 import os, signal
@@ -326,11 +329,16 @@ def state(pid: int) -> str | None:
     return None
 
 
-def ended_by_us(pid: int, term_timeout: float) -> str:
+def end(pid: int, *, term_timeout: float, kill_timeout: float = 10) -> Termination:
+    """End it as we do."""
     process = ProcFs().process(pid)
     assert process is not None
     signaller, clock = HostSignaller(ProcFs()), SystemClock()
-    done = terminate([process], signaller, term_timeout=term_timeout, kill_timeout=10, clock=clock)
+    return terminate([process], signaller, term_timeout=term_timeout, kill_timeout=kill_timeout, clock=clock)
+
+
+def ended_by_us(pid: int, term_timeout: float) -> str:
+    done = end(pid, term_timeout=term_timeout)
     [field] = [name for name in ("terminated", "killed", "survivors") if getattr(done, name)]
     return field
 
@@ -372,6 +380,24 @@ def test_frozen(card: Path) -> None:
         words = polite(card, mark, pid)
         script = after(pid, ["pkill", "-KILL", "-f", "--", mark], seconds=10)
         assert Row(*words, script, ours) == ROWS["frozen"]
+
+
+@pytest.mark.root
+def test_d_state(card: Path) -> None:
+    """A server that sleeps in the kernel, here in a frozen file system's: no signal wakes it."""
+    try:
+        disk = dstate.freeze(card.parent)
+        with stubborn(card, WRITE.format(path=str(disk / "file")), "D") as (pid, mark):
+            try:
+                words = polite(card, mark, pid)
+                script = after(pid, ["pkill", "-KILL", "-f", "--", mark], seconds=0.5)
+                [survivor] = end(pid, term_timeout=0.1, kill_timeout=0.5).survivors
+                assert survivor.wchan
+                assert Row(*words, script, survivor.reason) == ROWS["d_state"]
+            finally:
+                dstate.thaw(card.parent)
+    finally:
+        dstate.release(card.parent)
 
 
 @pytest.mark.root
