@@ -98,7 +98,7 @@ def run(
     arguments += ["-u", "root", *(["-" + "v" * verbosity] if verbosity else [])]
     environment = {**_environment(private), "JOB_ID": str(number)}
     for place, credential in enumerate(credentials):
-        injected = _injected(credential)
+        injected = _injected(credential, private / "env")
         environment |= injected["env"]
         if injected["extra_vars"]:
             path = private / "env" / f"credential{place}"
@@ -162,13 +162,21 @@ def _environment(private: Path) -> dict[str, str]:
     }
 
 
-def _injected(credential: Credential) -> dict[str, dict[str, str]]:
-    """Environment and extra variables of a credential, rendered as AWX renders them: what was not put in is empty."""
+def _injected(credential: Credential, directory: Path) -> dict[str, dict[str, str]]:
+    """Environment and extra variables of a credential, rendered as AWX renders them: what was not put in is empty.
+
+    Its files are written to ``directory``, each with a path that the others can name.
+    """
     jinja = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    tower = types.SimpleNamespace(filename=types.SimpleNamespace())
+    known = {**credential.inputs, "tower": tower}
+    for label, text in credential.injectors.get("file", {}).items():
+        path = directory / f"credential-{label}"
+        _write(path, jinja.from_string(text).render(**known))
+        setattr(tower.filename, label.partition(".")[2], str(path))
     return {
         kind: {
-            name: jinja.from_string(text).render(**credential.inputs)
-            for name, text in credential.injectors.get(kind, {}).items()
+            name: jinja.from_string(text).render(**known) for name, text in credential.injectors.get(kind, {}).items()
         }
         for kind in ("env", "extra_vars")
     }

@@ -18,6 +18,7 @@ from tests.awx.project import Project, sync
 from tests.integration.conftest import standing_lab
 from tests.integration.test_incident import server_pids
 from tests.lab.lab import Lab
+from tests.lab.proxmox_api import LabGuests, ProxmoxApi, Token, certificate
 from tests.lab.scenarios import SCENARIOS
 from tests.tooling.environment import ROOT
 
@@ -187,6 +188,29 @@ def test_the_token_of_proxmox_reaches_the_role_and_shows_nowhere(lab: Lab, contr
     assert "The Proxmox API at 127.0.0.1 gives no answer" in result(ended)["reason"]
     assert server_pids(lab) == before
     assert no_secret(named)
+    assert no_secret(ended)
+
+
+def test_the_authority_of_proxmox_reaches_whoever_asks_it(lab: Lab, controller: Controller, tmp_path: Path) -> None:
+    """A cluster that was never given a certificate of another's. The operator has a name of his own for the node."""
+    before = server_pids(lab)
+    files = certificate(tmp_path)
+    right = Token("ansible@pve", "awx", TOKEN)
+    token = {"host": "127.0.0.1", "user": right.user, "token_id": right.name, "token_secret": right.secret}
+    token["validate_certs"] = "True"
+    guests = LabGuests(str(lab.state))
+    with ProxmoxApi(guests, right, files).serving() as api:
+        asks: dict[str, Any] = {
+            "variables": {"verified_restart_proxmox_api": {"port": api.port}},
+            "answers": {"verified_restart_allow_container_restart": "true"},
+        }
+        unknown = controller.press("Restart inference", token=token, **asks)
+        trusted = {**token, "ca": files[0].read_text(encoding="ascii")}
+        ended = controller.press("Restart inference", token=trusted, **asks)
+    assert "shows a certificate that is not trusted here" in result(unknown)["reason"]
+    assert (ended.status, result(ended)["outcome"]) == ("successful", "not_needed"), ended.printed
+    assert result(ended)["located"]["node"] == guests.list()[0]["node"]
+    assert server_pids(lab) == before
     assert no_secret(ended)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.integration.play import ansible, run
+from tests.lab.proxmox_api import certificate
 from tests.tooling.environment import ROOT
 
 TOKEN = "PVEAPIToken=ansible@pve!awx=made-up-0008"
@@ -39,31 +41,38 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def proxmox() -> Iterator[str]:
-    """The URL of an API that only whoever has the token may ask."""
+class Answers(BaseHTTPRequestHandler):
+    """An API that only whoever has the token may ask."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = ANSWERS.get(self.path.removeprefix("/api2/json/"))
-            status = 401 if self.headers["Authorization"] != TOKEN else 501 if known is None else 200
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps({"data": known}).encode())
+    def do_GET(self) -> None:
+        known = ANSWERS.get(self.path.removeprefix("/api2/json/"))
+        status = 401 if self.headers["Authorization"] != TOKEN else 501 if known is None else 200
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": known}).encode())
 
-        def log_message(self, *_: Any) -> None:
-            """Keep quiet."""
+    def log_message(self, *_: Any) -> None:
+        """Keep quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+@contextmanager
+def serving(files: tuple[Path, Path] | None = None) -> Iterator[str]:
+    """The URL of the API, with TLS where there is a certificate with its key."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    if files is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*files)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
+    yield f"{'http' if files is None else 'https'}://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def test_the_containers_with_the_tag_are_found_on_the_nodes_where_they_are(proxmox: str) -> None:
+def inventory(proxmox: str, **more: str) -> tuple[int, str]:
+    """What ansible-inventory says with the credential in the environment."""
     argv = ansible("ansible-inventory", "-i", str(ROOT / "inventories" / "proxmox_api"), "--list")
     settings = {
         "PROXMOX_URL": proxmox,
@@ -71,7 +80,24 @@ def test_the_containers_with_the_tag_are_found_on_the_nodes_where_they_are(proxm
         "PROXMOX_TOKEN_ID": "awx",
         "PROXMOX_TOKEN_SECRET": TOKEN.rpartition("=")[2],
     }
-    rc, output = run(argv, **settings)
+    return run(argv, **settings, **more)
+
+
+def test_the_authority_of_the_cluster_is_believed_when_the_credential_brings_it(tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    with serving(files) as proxmox:
+        _rc, unknown = inventory(proxmox)
+        _rc, empty = inventory(proxmox, REQUESTS_CA_BUNDLE="")
+        rc, output = inventory(proxmox, REQUESTS_CA_BUNDLE=str(files[0]))
+    assert "CERTIFICATE_VERIFY_FAILED" in unknown
+    assert "CERTIFICATE_VERIFY_FAILED" in empty
+    assert rc == 0, output
+    assert json.loads(output[output.index("{") :])["inference"]["hosts"] == ["kimi"]
+
+
+def test_the_containers_with_the_tag_are_found_on_the_nodes_where_they_are() -> None:
+    with serving() as proxmox:
+        rc, output = inventory(proxmox)
     assert rc == 0, output
     found = json.loads(output[output.index("{") :])
     assert found["inference"]["hosts"] == ["kimi"]

@@ -145,14 +145,16 @@ def test_a_credential_injects_what_somebody_reads() -> None:
         for names in kind["injectors"].values():
             for text in names.values():
                 assert set(re.findall(r"\{\{ (\w+) \}\}", text)) <= fields
+        asked = {one.partition(".")[2] for one in kind["injectors"].get("file", {})}
+        texts = " ".join(kind["injectors"].get("env", {}).values())
+        assert set(re.findall(r"tower\.filename\.(\w+)", texts)) == asked
         assert set(kind["injectors"].get("extra_vars", {})) <= known
         credential = next(one for one in LISTS["controller_credentials"] if one["credential_type"] == kind["name"])
         assert set(credential["inputs"]) == fields
     token = data.named(LISTS["controller_credential_types"], "gpuops Proxmox API token")
-    # Of these the inventory plugin and the modules of community.proxmox know.
-    assert set(token["injectors"]["env"]) == {
-        f"PROXMOX_{name}" for name in ("URL", "HOST", "USER", "TOKEN_ID", "TOKEN_SECRET", "VALIDATE_CERTS")
-    }
+    # Of these the inventory plugin and the modules of community.proxmox know, and requests, with which they ask.
+    names = ("URL", "HOST", "USER", "TOKEN_ID", "TOKEN_SECRET", "VALIDATE_CERTS")
+    assert set(token["injectors"]["env"]) == {"REQUESTS_CA_BUNDLE", *(f"PROXMOX_{name}" for name in names)}
 
 
 def test_whatever_the_lists_say_is_handed_on() -> None:

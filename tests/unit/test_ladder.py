@@ -128,6 +128,43 @@ def test_a_lease_that_was_taken_is_renewed_on_each_rung(leased: dict[str, str], 
     assert value("rung.yml", name, "when", _leased=leased, ansible_check_mode=check) is renews
 
 
+@pytest.mark.parametrize(
+    ("located", "node", "stops"),
+    [
+        ({}, "kimi", True),
+        ({}, "my-pve", True),
+        ({"node": "pve1", "host": ""}, "kimi", True),
+        ({"node": "pve1", "host": ""}, "my-pve", False),
+        ({"node": "pve1", "host": "my-pve"}, "my-pve", False),
+    ],
+)
+def test_a_node_is_needed_that_proxmox_or_the_operator_names(located: dict[str, str], node: str, stops: bool) -> None:
+    """Where Proxmox does not show the container, the operator's word for its node does not help."""
+    condition = ENVIRONMENT.compile_expression(expression("locate.yml", "Go no further without the node", "when"))
+    known = {"verified_restart__located": located, "verified_restart_node": node}
+    stopped = condition(**known, inventory_hostname="kimi", groups={"all": ["kimi", "my-pve"]})
+    assert stopped is stops
+
+
+@pytest.mark.parametrize(
+    ("done", "says"),
+    [
+        ([], "Nothing was touched."),
+        (["stop"], "The server was not started, so it may be DOWN."),
+        (["stop", "start"], "The server was started, and it is not proven that it answers."),
+    ],
+)
+def test_a_run_that_loses_its_lease_says_how_it_leaves_the_server(done: list[str], says: str) -> None:
+    [task] = [
+        one
+        for one in tasks(yaml.safe_load((TASKS / "lease.yml").read_text("utf-8")))
+        if one["name"] == "Go no further without the lease"
+    ]
+    text = task["vars"]["verified_restart__refusal"]["reason"]
+    known = {"verified_restart__lease": {"msg": "It was broken."}, "verified_restart__done": done}
+    assert says in ENVIRONMENT.from_string(text).render(known)
+
+
 @pytest.mark.parametrize("state", ["held", "renewed", "released"])
 @pytest.mark.parametrize(
     "lease", [{"lease": {"run": "mine"}}, {"lease": {}}, {"msg": "leased", "reason": "leased"}, {}]

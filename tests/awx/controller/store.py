@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jinja2.meta
+
 from tests.awx import survey
 from tests.awx.controller.fields import KINDS, UNIFIED
 
@@ -14,7 +16,8 @@ Object = dict[str, Any]
 ENCRYPTED = "$encrypted$"
 # A schedule as RFC 5545 writes it; AWX wants the interval said, and no seconds (awx/main/models/schedules.py).
 _RRULE = re.compile(r"DTSTART:\d{8}T\d{6}Z RRULE:FREQ=(MINUTELY|HOURLY|DAILY|WEEKLY|MONTHLY);INTERVAL=[1-9]\d*(;\S+)?")
-_TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+# What a template calls the path of a file that the credential brings (awx/main/models/credential.py).
+_FILE = re.compile(r"\btower\.filename\.(\w+)")
 
 # What a new controller has.
 _MACHINE = {
@@ -210,8 +213,11 @@ def _check_injectors(inputs: Mapping[str, Any], injectors: Mapping[str, Mapping[
     fields = {field["id"] for field in inputs["fields"]}
     if set(injectors) - {"env", "extra_vars", "file"}:
         raise Refusal(400, f"injectors: {sorted(injectors)}")
+    files = {name.partition(".")[2] for name in injectors.get("file", {})}
     for one in injectors.values():
         for name, text in one.items():
-            used = set(_TEMPLATE.findall(text))
-            if used - fields or not used:
+            used = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(text))
+            if used - fields - {"tower"} or not used:
                 raise Refusal(400, f"{name} uses {sorted(used)}, but the fields are {sorted(fields)}")
+            if unknown := set(_FILE.findall(text)) - files:
+                raise Refusal(400, f"{name} uses the files {sorted(unknown)}, but there are {sorted(files)}")
