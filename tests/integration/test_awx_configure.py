@@ -23,6 +23,8 @@ SECRETS = {
     "GPUOPS_AWX_API_KEY": "sk-0006",
     "GPUOPS_AWX_PROXMOX_TOKEN_SECRET": "t-7",
 }
+# No secret.
+AUTHORITY = "-----BEGIN CERTIFICATE-----\nMIIBdjCCAR2gAwIBAgIUmadeup\n-----END CERTIFICATE-----\n"
 NOTIFY = {
     "name": "Inference on call",
     "organization": "Default",
@@ -54,6 +56,7 @@ def configure(controller: Controller, *arguments: str) -> list[str]:
     variables = json.dumps({"gpuops_awx_notifications": [NOTIFY]})
     argv = ansible("ansible-playbook", "-e", variables, *arguments, str(ROOT / "awx" / "configure.yml"))
     settings = {"CONTROLLER_HOST": controller.url, "CONTROLLER_OAUTH_TOKEN": TOKEN, **SECRETS}
+    settings["GPUOPS_AWX_PROXMOX_CA"] = AUTHORITY
     settings["ANSIBLE_COLLECTIONS_PATH"] = str(collections_with_awx())
     rc, output = run(argv, **settings, ANSIBLE_NOCOLOR="1", ANSIBLE_PIPELINING="1")
     assert rc == 0, output
@@ -79,6 +82,8 @@ def test_it_makes_everything_once_and_shows_a_difference_without_making_it(contr
     for name, items in LISTS.items():
         for item in items if isinstance(items, list) else []:
             assert controller.store.search(KINDS.get(name, name.removeprefix("controller_")), {"name": item["name"]})
+    [proxmox] = controller.store.search("credentials", {"name": "Proxmox API of the inference cluster"})
+    assert proxmox["inputs"]["ca"] == AUTHORITY
     [template] = controller.store.search("job_templates", {"name": "Restart inference"})
     assert (template["allow_simultaneous"], template["timeout"]) == (False, 10800)
     linked = controller.store.linked("job_templates", template["id"], "credentials")
