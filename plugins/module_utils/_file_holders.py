@@ -52,6 +52,9 @@ def find_holders(files: Collection[FileId], sockets: Collection[int], procfs: Pr
 
     def look(pid: int) -> Optional[tuple[int, list[FileId], list[int]]]:
         seen = procfs.stat(pid)
+        if seen is None and os.path.exists(procfs.path(pid)):
+            # Mounted with hidepid=1, /proc lists it and shows no more.
+            raise PermissionError(procfs.path(pid))
         if seen is None or seen.kernel_thread:
             return None
         found = _look(seen, files, sockets, procfs)

@@ -140,7 +140,8 @@ class HandleReader:
                 some = _NUMBERS[tried : tried + min(size - seen, _SOME)]
                 seen += self._look(table, some, held)
                 tried += len(some)
-            if not seen or seen < size:
+            # One that was opened meanwhile, in a hole that was still to come, would stand for the last.
+            if not seen or seen < size or os.fstat(table).st_size != size:
                 seen += self._look(table, [name for name in os.listdir(table) if int(name) >= tried], held)
         except OSError as exc:
             if not says_gone(exc):

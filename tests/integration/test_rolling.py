@@ -76,6 +76,26 @@ def test_no_more_are_down_than_allowed_and_it_stops_at_the_first_that_does_not_c
     assert list((tmp_path / "leases").iterdir()) == []
 
 
+def test_it_stops_at_a_host_that_is_lost_on_the_way(replicas: Replicas, tmp_path: Path) -> None:
+    """Ansible itself goes on: it counts who has failed, and who cannot be reached any more has not."""
+    first, second, third = replicas.names[:3]
+    lose = {
+        "name": "Lose it",
+        "ansible.builtin.set_fact": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9},
+        "when": f"inventory_hostname == '{first}'",
+    }
+    own = hooks(tmp_path, {"before": [*DRAIN, lose], "after": GIVE_BACK})
+    only = f"{first}:{second}:{third}"
+    rc, output = restart(replicas, restart_inference_serial=2, verified_restart_hosts=only, **own)
+    assert rc != 0
+    assert outcomes(replicas) == {second: "healthy"}, output
+    assert replicas.up() == set(replicas.names) - {first}
+    words = (
+        f"{first} cannot be reached any more, so nobody knows whether the server there came back. {third} and whoever"
+    )
+    assert words in " ".join(output.split())
+
+
 def test_one_at_a_time_unless_told_otherwise_and_nothing_is_touched_when_a_hook_or_another_run_stands_in_the_way(
     replicas: Replicas, tmp_path: Path
 ) -> None:

@@ -188,3 +188,19 @@ def test_the_play_fails_but_for_a_good_end(outcome: str | None, fails: bool) -> 
     stale = {"outcome": "healthy" if fails else "refused"}
     known = {"_result": {"outcome": outcome}, "result": stale, "_good_outcomes": good}
     assert value("main.yml", "Fail with what is to be done", "when", **known) is fails
+
+
+@pytest.mark.parametrize(
+    ("lost", "allowed", "stops"),
+    [(0, {}, False), (1, {}, True), (1, {"": 10}, False), (2, {"": 10}, True), (2, {"": "20"}, False)],
+)
+def test_a_play_stops_when_more_hosts_are_lost_than_may_fail(lost: int, allowed: dict[str, Any], stops: bool) -> None:
+    """Lost is who cannot be reached any more. Who has failed has a result, and Ansible counts him."""
+    [play] = yaml.safe_load((TASKS.parents[2] / "playbooks" / "restart_inference.yml").read_text("utf-8"))
+    [task] = [one for one in play["pre_tasks"] if one["name"] == "Go no further after hosts that were lost on the way"]
+    known = {
+        "restart_inference__lost": [f"kimi{number}" for number in range(lost)],
+        "ansible_play_hosts_all": [f"kimi{number}" for number in range(10)],
+        **{f"restart_inference_max_fail_percentage{name}": one for name, one in allowed.items()},
+    }
+    assert ENVIRONMENT.compile_expression(task["when"])(**known) is stops

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Optional, Sequence
 
 import pytest
@@ -401,6 +403,18 @@ def test_handles_that_are_closed_during_the_look_hide_no_other(proc: FakeProc, m
     monkeypatch.setattr(
         os, "listdir", lambda path: [*closed, *list_names(path)] if isinstance(path, int) else list_names(path)
     )
+    assert only(scan(proc)).evidence_list == ["fd"]
+
+
+def test_a_handle_that_is_opened_in_a_hole_during_the_look_hides_no_other(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four there are as the look begins. The one with number 3 comes then, and is the fourth that is seen."""
+    one = proc.card(3)
+    proc.add(4242, fds=[NULL, NULL, NULL, NULL])
+    (proc.root / "4242" / "fd" / "9").symlink_to(one)
+    sizes = itertools.cycle([4, 5])
+    monkeypatch.setattr(os, "fstat", lambda table: SimpleNamespace(st_size=next(sizes)))
     assert only(scan(proc)).evidence_list == ["fd"]
 
 

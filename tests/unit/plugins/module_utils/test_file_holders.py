@@ -149,6 +149,14 @@ def test_mappings_that_cannot_be_read_are_no_empty_ones(
     assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == unreadable
 
 
+def test_one_that_is_listed_and_shows_nothing_is_unreadable(tmp_path: Path) -> None:
+    """Of others, an ordinary user sees no more where /proc is mounted with hidepid=1."""
+    proc = FakeProc(tmp_path)
+    proc.add(10)
+    (proc.root / "10" / "stat").unlink()
+    assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == (10,)
+
+
 def _failing_at_maps(real: object, error: int) -> object:
     def opens(path: object, *arguments: object, **options: object) -> object:
         if str(path).endswith("/maps"):
