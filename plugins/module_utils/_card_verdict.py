@@ -50,6 +50,7 @@ _WHY_SPARED = {
     "init": "it is the machine's init",
     "ourselves": "it runs this very task",
     "kernel_thread": "it is a kernel thread",
+    "command_unknown": "the kernel does not tell its command line, by which a pattern may protect it",
 }
 
 # What helps when a card, or the driver as a whole, cannot be read. Everything else is for a person to find out.

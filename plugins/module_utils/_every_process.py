@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Callable, Collection, NamedTuple, Optional, Sequence
 
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import MachineError
 from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import MOST_JOBS, side_by_side
 
 # Fewer of them than this are not worth handing out.
@@ -35,7 +36,7 @@ class Asked(NamedTuple):
 def ask_all(pids: Collection[int], look: Look) -> Asked:
     """Ask ``look`` about many processes, some in one go. Whom that makes hang is found by asking those one by one.
 
-    ``look`` has no effects, returns what JSON can carry, and raises OSError where it cannot look.
+    ``look`` has no effects, returns what JSON can carry, and raises OSError or MachineError where it cannot look.
     """
     size = max(_LEAST_A_JOB, -(-len(pids) // MOST_JOBS))
     asked = _ask(_parts(pids, size), look, None)
@@ -64,7 +65,7 @@ def _ask(parts: Sequence[Sequence[int]], look: Look, stall: Optional[float]) -> 
         for pid in parts[job]:
             try:
                 answer = look(pid)
-            except OSError:
+            except (OSError, MachineError):
                 refused.append(pid)
                 continue
             if answer:

@@ -15,7 +15,7 @@ import stat
 from typing import AbstractSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, MappedFiles
-from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs, says_gone
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import PROC, ProcFs, says_gone
 
 # The kinds of evidence that /proc gives; part of what the modules return.
 FD = "fd"
@@ -140,9 +140,11 @@ class HandleReader:
                 some = _NUMBERS[tried : tried + min(size - seen, _SOME)]
                 seen += self._look(table, some, held)
                 tried += len(some)
-            # One that was opened meanwhile, in a hole that was still to come, would stand for the last.
-            if not seen or seen < size or os.fstat(table).st_size != size:
-                seen += self._look(table, [name for name in os.listdir(table) if int(name) >= tried], held)
+            # What follows is listed in any case: a handle that was opened meanwhile, in a hole that was still to come,
+            # stands for the last one in the count. The kernel's offset of a handle is its number and 2.
+            if self._procfs.root == PROC:
+                os.lseek(table, tried + 2, os.SEEK_SET)
+            seen += self._look(table, [name for name in os.listdir(table) if int(name) >= tried], held)
         except OSError as exc:
             if not says_gone(exc):
                 raise

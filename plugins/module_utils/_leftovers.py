@@ -13,7 +13,11 @@ import time
 from typing import Any, Callable, Collection, NamedTuple, Optional, Sequence, Union
 
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import container_status, is_container_init
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError, GpuopsError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import (
+    ContainerError,
+    GpuopsError,
+    MachineError,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._file_holders import Holders, find_holders
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs, numbers, parse_status
@@ -108,6 +112,8 @@ def find_leftovers(
             if request.clean_shm:
                 findings = _clean(findings, _would_remove if machine.dry_run else memory.remove)
             found = Found(findings, blind, *memory.space())
+    except MachineError:
+        raise
     except GpuopsError as exc:
         holders = _holders((), sockets, machine.procfs)
         found = Found(error=exc)
@@ -200,7 +206,7 @@ def _blind(holders: Holders, place: Place, device: str, procfs: ProcFs) -> bool:
     if place.vmid is None and _namespace("self", "pid", procfs) != _FIRST_NAMESPACE:
         return True
     return procfs.hides_processes() or any(
-        procfs.stat(pid) is not None and reaches(pid, device, procfs) for pid in holders.unreadable
+        os.path.exists(procfs.path(pid)) and reaches(pid, device, procfs) for pid in holders.unreadable
     )
 
 

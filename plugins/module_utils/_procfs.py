@@ -27,6 +27,8 @@ _KERNEL_THREAD_FLAG = 0x00200000
 # PROC_PID_INIT_INO of include/linux/proc_ns.h: the pid namespace that the machine starts with, in which all others lie.
 _HOST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
 
+PROC = "/proc"
+
 # The kernel answers in microseconds, unless the process's memory is locked; see _bounded_read.
 COMMAND_SECONDS = 1.0
 
@@ -55,6 +57,7 @@ class Process(NamedTuple):
     """One process (thread group). ``namespace_pids`` goes from the reader's pid namespace to the innermost one.
 
     ``group`` and ``session`` are those of job control, 0 where they lie outside of the reader's pid namespace.
+    ``command_known`` is false where the kernel never tells the command line, and ``command`` is empty for that reason.
     """
 
     pid: int
@@ -70,6 +73,7 @@ class Process(NamedTuple):
     kernel_thread: bool = False
     group: int = 0
     session: int = 0
+    command_known: bool = True
 
     @property
     def identity(self) -> Identity:
@@ -174,7 +178,7 @@ def unit_of(cgroups: tuple[str, ...]) -> Optional[str]:
 class ProcFs:
     """Reads one /proc. ``root`` is another directory only in tests."""
 
-    def __init__(self, root: str = "/proc") -> None:
+    def __init__(self, root: str = PROC) -> None:
         self.root = root
         # Processes whose command line nobody gets to see. To ask each time would cost a second each time.
         self._mute: set[Identity] = set()
@@ -206,11 +210,12 @@ class ProcFs:
         if before is None:
             return None
         status = parse_status(self.read_text(pid, "status") or "")
+        command = self._command(Identity(pid, before.start_ticks), before.state)
         process = Process(
             pid=pid,
             start_ticks=before.start_ticks,
             name=before.name,
-            command=self._command(Identity(pid, before.start_ticks), before.state),
+            command=command,
             state=before.state,
             parent_pid=before.parent_pid,
             uid=first_number(status.get("Uid", "")),
@@ -220,6 +225,7 @@ class ProcFs:
             kernel_thread=before.kernel_thread,
             group=before.group,
             session=before.session,
+            command_known=Identity(pid, before.start_ticks) not in self._mute,
         )
         after = self.stat(pid)
         return process if after is not None and after.start_ticks == before.start_ticks else None

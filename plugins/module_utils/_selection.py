@@ -23,6 +23,7 @@ OTHER_CONTAINER = "other_container"
 OUTSIDE_NAMESPACE = "outside_namespace"
 MONITOR = "monitor"
 COMPUTES_ELSEWHERE = "computes_elsewhere"
+COMMAND_UNKNOWN = "command_unknown"
 
 # Searched in the name (cut at 15 characters by the kernel) and in the command line. Killing these breaks the machine,
 # the driver (SIGKILL of DCGM's exporter froze a card until the reboot), or the fabric between the cards.
@@ -80,12 +81,21 @@ def select_matching(
     exclude: Sequence[Pattern],
     ourselves: Collection[int],
 ) -> Selection:
-    """The processes of a container that match and may be signalled. Dead ones that nobody reaped are left out."""
+    """The processes of a container that match and may be signalled. Dead ones that nobody reaped are left out.
+
+    One whose command line the kernel never tells may match as well as any, and may be excluded as well as any: where
+    its name does not decide that, it is spared.
+    """
 
     def reason(process: Process) -> Optional[str]:
-        return untouchable(process, ourselves) or (EXCLUDED if matches(process, exclude) else None)
+        why = untouchable(process, ourselves) or (EXCLUDED if matches(process, exclude) else None)
+        doubtful = not process.command_known and (exclude or not matches(process, patterns))
+        return why or (COMMAND_UNKNOWN if doubtful else None)
 
-    return _sort((process for process in processes if not process.gone and matches(process, patterns)), reason)
+    def found(process: Process) -> bool:
+        return matches(process, patterns) or not process.command_known
+
+    return _sort((process for process in processes if not process.gone and found(process)), reason)
 
 
 class HolderRules(NamedTuple):
@@ -117,10 +127,16 @@ def select_holders(holders: Iterable[Holder], rules: HolderRules) -> Selection:
             (OTHER_CONTAINER if foreign and why == CONTAINER_INIT else why)
             or (OTHER_CONTAINER if foreign else None)
             or (PROTECTED if matches(process, rules.protect) else None)
+            or (COMMAND_UNKNOWN if not process.command_known and _by_command(rules.protect) else None)
             or _bystander(holder, rules)
         )
 
     return _sort((holder.process for holder in by_pid.values() if not holder.process.gone), reason)
+
+
+def _by_command(protect: Sequence[Pattern]) -> bool:
+    """Whether some of the patterns may need the command line: our own know their programs by the name as well."""
+    return any(pattern.pattern not in DEFAULT_PROTECT for pattern in protect)
 
 
 def _bystander(holder: Holder, rules: HolderRules) -> Optional[str]:

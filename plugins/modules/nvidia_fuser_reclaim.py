@@ -205,7 +205,9 @@ spared:
     - Holders that are not signalled, as RV(holders), each with the C(reason).
     - The reasons are V(protected), V(monitor), V(computes_elsewhere), V(other_container), V(container_init), V(init),
       V(ourselves),
-      V(kernel_thread), and V(outside_namespace) for a pid that the driver names but that holds nothing here.
+      V(kernel_thread), V(command_unknown) for one whose command line the kernel does not tell while O(protect) names
+      more than the built-in patterns, and V(outside_namespace) for a pid that the driver names but that holds nothing
+      here.
   returned: success, and on failure because of survivors
   type: list
   elements: dict

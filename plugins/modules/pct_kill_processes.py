@@ -188,7 +188,10 @@ matched:
       type: dict
       sample: {pid: 1, name: systemd}
 spared:
-  description: Processes that matched but are not signalled, as RV(matched), each with the C(reason).
+  description:
+    - Processes that matched but are not signalled, as RV(matched), each with the C(reason).
+    - V(command_unknown) is one whose command line the kernel does not tell, since a thread of it sleeps in a driver. It
+      may match as well as not.
   returned: success, and on failure because of survivors
   type: list
   elements: dict

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Callable, Optional, Sequence
 
 import pytest
@@ -26,7 +26,11 @@ from ansible_collections.gpuops.inference.plugins.module_utils._device_handles i
     named_devices,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import InputError
-from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, number_of
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import (
+    DeviceNumber,
+    HandleReader,
+    number_of,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
 from tests.unit.doubles import DEAD_LEADER, WAITS, child
 from tests.unit.fake_proc import FakeProc, make_process
@@ -406,18 +410,6 @@ def test_handles_that_are_closed_during_the_look_hide_no_other(proc: FakeProc, m
     assert only(scan(proc)).evidence_list == ["fd"]
 
 
-def test_a_handle_that_is_opened_in_a_hole_during_the_look_hides_no_other(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four there are as the look begins. The one with number 3 comes then, and is the fourth that is seen."""
-    one = proc.card(3)
-    proc.add(4242, fds=[NULL, NULL, NULL, NULL])
-    (proc.root / "4242" / "fd" / "9").symlink_to(one)
-    sizes = itertools.cycle([4, 5])
-    monkeypatch.setattr(os, "fstat", lambda table: SimpleNamespace(st_size=next(sizes)))
-    assert only(scan(proc)).evidence_list == ["fd"]
-
-
 def test_an_ordinary_user_recognises_the_node_itself_among_mappings(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,6 +523,50 @@ def test_a_real_holder_of_a_device_is_found_by_its_number(tmp_path: Path) -> Non
         holder = holders_of(node).get(process.pid)
     assert holder is not None
     assert holder.gpus == {1}
+
+
+# Each time it hears something it swaps one handle: 1, which was seen, is closed, and 4, a hole to come, is opened.
+SWAPS = """
+import os, sys
+os.dup2(os.open(sys.argv[1], 0), 9)
+os.closerange(3, 9)
+os.write(1, b"\\n")
+sys.stdin.read(1)
+os.dup2(0, 4)
+os.close(1)
+os.write(2, b"\\n")
+sys.stdin.read()
+"""
+
+
+def test_a_swap_of_handles_during_the_look_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are seen as there were at first, and as there are in the end; the last of them is not among those."""
+    path = tmp_path / "card"
+    path.touch()
+    argv = [sys.executable, "-S", "-I", "-c", SWAPS, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        stat, asked = os.stat, [False]
+
+        def swap(name: Any, **options: Any) -> os.stat_result:
+            if name == b"3" and not asked[0]:
+                asked[0] = True
+                process.stdin.write(b".")
+                process.stdin.flush()
+                process.stderr.readline()
+            return stat(name, **options)
+
+        wanted = number_of(path.stat())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", swap)
+            held = HandleReader({wanted}, ProcFs()).open_handles(process.pid)
+        process.kill()
+    assert asked == [True]
+    assert [handle.number for handle in held] == [wanted]
 
 
 # The leader maps the file, lets go of the handle, and exits.

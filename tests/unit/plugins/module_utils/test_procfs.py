@@ -238,11 +238,11 @@ def test_a_command_line_that_the_kernel_never_tells_is_not_waited_for(
     line.write_bytes(b"other")
     again = proc.procfs.process(4242)
     assert again is not None
-    assert again.command == ""
+    assert (again.command, again.command_known) == ("", False)
     (proc.root / "4242" / "stat").write_bytes(stat_line(4242, "other", "S", 1, 0, 1, 2))
     successor = proc.procfs.process(4242)
     assert successor is not None
-    assert successor.command == "other"
+    assert (successor.command, successor.command_known) == ("other", True)
 
 
 def test_only_processes_are_listed_and_those_that_vanish_are_left_out(proc: FakeProc) -> None:

@@ -397,3 +397,40 @@ def test_no_table_of_holders_makes_the_protected_or_a_neighbour_a_target(
         elsewhere = (computing or {}).get(target.pid, frozenset())
         assert not elsewhere or not cards or elsewhere & cards
         assert not spare_monitors or elsewhere or target.pid in contexts
+
+
+@pytest.mark.parametrize(
+    ("name", "exclude", "reason"),
+    [
+        ("python3", (), "command_unknown"),
+        ("sglang::sched", (), None),
+        ("sglang::sched", ("important",), "command_unknown"),
+        ("important", ("important",), "excluded"),
+    ],
+)
+def test_one_whose_command_line_is_never_told_is_neither_passed_over_nor_taken_for_another(
+    name: str, exclude: Sequence[str], reason: Optional[str]
+) -> None:
+    """A thread of it has its memory locked. It may be the hung server, and it may be what is to be left alone."""
+    unknown = make_process(4242, name, command_known=False)
+    chosen = select([unknown, make_process(4243, name="bash", command="bash")], "sglang", exclude=exclude)
+    assert [one.reason for one in chosen.spared] == ([reason] if reason else [])
+    assert list(chosen.targets) == ([] if reason else [unknown])
+
+
+@pytest.mark.parametrize(
+    ("protect", "reason"), [((), None), (("training",), "command_unknown"), (("python3",), "protected")]
+)
+def test_a_holder_that_a_pattern_may_protect_is_spared(protect: Sequence[str], reason: Optional[str]) -> None:
+    """Our own patterns know their programs by the name, so they need no command line."""
+    unknown = make_process(4242, "python3", command_known=False)
+    rules = HolderRules(
+        ourselves=(),
+        protect=compile_patterns([*DEFAULT_PROTECT, *protect], "protect"),
+        spare_monitors=True,
+        cards={1},
+        computing={4242: frozenset({1})},
+        members=None,
+    )
+    chosen = select_holders([Holder(unknown, gpus={1})], rules)
+    assert [one.reason for one in chosen.spared] == ([reason] if reason else [])
