@@ -550,14 +550,14 @@ def test_a_swap_of_handles_during_the_look_hides_no_other(tmp_path: Path, monkey
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()
-        stat, asked = os.stat, [False]
+        say, hear, stat, asked = process.stdin, process.stderr, os.stat, [False]
 
         def swap(name: Any, **options: Any) -> os.stat_result:
             if name == b"3" and not asked[0]:
                 asked[0] = True
-                process.stdin.write(b".")
-                process.stdin.flush()
-                process.stderr.readline()
+                say.write(b".")
+                say.flush()
+                hear.readline()
             return stat(name, **options)
 
         wanted = number_of(path.stat())
