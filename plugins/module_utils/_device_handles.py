@@ -26,6 +26,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan impo
     number_of,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_search import HandleSearch
+from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Census, census
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, file_of
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
 
@@ -148,17 +149,20 @@ def find_holders(
     compute: Optional[DeviceNumber],
     procfs: ProcFs,
     pids: Optional[Collection[int]] = None,
+    ask_kernel: Census = census,
 ) -> Scan:
-    """Look into every process: its handles, its threads' handles where it shows none itself, and its mappings.
+    """Look for everyone who has one of the devices open in a handle, his own or a thread's, or mapped.
 
-    With ``pids`` only into these, where it is known that nobody else matters.
+    With ``pids`` only at these, where it is known that nobody else matters. ``ask_kernel`` names those who matter, or
+    says nothing, and then every process is looked into.
     """
     wanted: dict[DeviceNumber, list[Device]] = {}
     for device in devices:
         wanted.setdefault(device.number, []).append(device)
     if not wanted:
         return Scan((), 0)
-    search = HandleSearch(frozenset((*wanted, *(() if compute is None else (compute,)))), procfs, _nodes(devices))
+    numbers = frozenset((*wanted, *(() if compute is None else (compute,))))
+    search = HandleSearch(numbers, procfs, _nodes(devices), ask_kernel)
     if pids is None:
         search.look_at_all()
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import AbstractSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import AbstractSet, Collection, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, MappedFiles
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import PROC, ProcFs, says_gone
@@ -95,6 +95,11 @@ class HandleReader:
         """Those that are no mappings. Raises OSError where it cannot be looked into."""
         return self._open(pid)[0]
 
+    def handles_of_threads(self, pid: int, threads: Collection[int]) -> list[Handle]:
+        """Those in the tables of these threads of ``pid``. Raises OSError where one cannot be looked into."""
+        tables = [self._table(self._procfs.path(pid, "task", thread, "fd")) for thread in threads]
+        return [Handle(THREAD_FD, number) for numbers in tables for number in numbers or ()]
+
     def _open(self, pid: int) -> tuple[list[Handle], bool]:
         """What is wanted among all handles of ``pid``, and whether its threads had to be asked.
 
@@ -110,8 +115,7 @@ class HandleReader:
         threads = self._threads(pid)
         if denied is not None and not threads:
             raise denied
-        tables = [self._table(self._procfs.path(pid, "task", thread, "fd")) for thread in threads]
-        return [Handle(THREAD_FD, number) for numbers in tables for number in numbers or ()], True
+        return self.handles_of_threads(pid, threads), True
 
     def _threads(self, pid: int) -> list[int]:
         """The threads of ``pid`` but for the leader; none when it is gone."""

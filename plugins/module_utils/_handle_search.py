@@ -9,8 +9,9 @@ from typing import AbstractSet, Collection, Mapping, NamedTuple, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils._every_process import Asked, ask_all, ask_each
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, Handle, HandleReader
+from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Census, census
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File
-from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import PROC, Process, ProcFs
 
 
 class Held(NamedTuple):
@@ -28,9 +29,17 @@ class HandleSearch:
     """
 
     def __init__(
-        self, wanted: AbstractSet[DeviceNumber], procfs: ProcFs, nodes: Optional[Mapping[File, DeviceNumber]] = None
+        self,
+        wanted: AbstractSet[DeviceNumber],
+        procfs: ProcFs,
+        nodes: Optional[Mapping[File, DeviceNumber]] = None,
+        ask_kernel: Census = census,
     ) -> None:
         self._procfs = procfs
+        self._wanted = wanted
+        self._ask_kernel = ask_kernel
+        # Whose threads are known to have handles of their own.
+        self._threads: Mapping[int, Collection[int]] = {}
         self._reader = HandleReader(wanted, procfs, nodes)
         self.found: dict[int, Held] = {}
         self.unreadable: set[int] = set()
@@ -40,10 +49,28 @@ class HandleSearch:
         self._note(ask_each(pids, self._whole))
 
     def look_at_all(self) -> None:
-        """Look at every process, and at who is seen to hold something once more."""
-        self._note(
-            ask_all(self._procfs.pids(), lambda pid: self._whole(pid) if any(self._reader.handles(pid)) else None)
-        )
+        """Look at every process that may hold something: those that the kernel names, or else all there are."""
+        named = self._named_by_the_kernel()
+        if named is not None:
+            self._threads = named
+            self.look_at(named)
+            return
+        pids = set(self._procfs.pids())
+        hung = pids & self._procfs.known_to_hang()
+        self._note(ask_all(pids - hung, lambda pid: self._whole(pid) if any(self._reader.handles(pid)) else None))
+        self._note(Asked({}, set(), hung))
+        if self._procfs.in_host_pid_namespace():
+            self.unreadable.discard(1)
+
+    def _named_by_the_kernel(self) -> Optional[dict[int, set[int]]]:
+        """The threads that hold something, by process. None where all processes have to be asked.
+
+        The kernel numbers processes as the machine does, and at one that hangs it would hang, too.
+        """
+        procfs = self._procfs
+        if procfs.root != PROC or not procfs.in_host_pid_namespace() or procfs.known_to_hang():
+            return None
+        return self._ask_kernel(self._wanted)
 
     def _whole(self, pid: int, mapped: bool = True) -> Optional[tuple[int, list[Handle]]]:
         """When a process was started and what it holds, None where that is nothing."""
@@ -52,15 +79,15 @@ class HandleSearch:
             return None
         # Only now is it known whose handles they are.
         handles = list(self._reader.handles(pid)) if mapped else self._reader.open_handles(pid)
+        handles = handles or self._reader.handles_of_threads(pid, self._threads.get(pid, ()))
         return (stat.start_ticks, handles) if handles else None
 
     def _note(self, asked: Asked) -> None:
         # Those whose mappings never come can still have handles.
         again = ask_each(asked.silent, lambda pid: self._whole(pid, mapped=False))
+        self._procfs.note_that_it_hangs(asked.silent)
         answers = {**asked.answers, **again.answers}
         self.unreadable |= (asked.unreadable | again.unreadable) - answers.keys()
-        if self._procfs.in_host_pid_namespace():
-            self.unreadable.discard(1)
         for pid, (start_ticks, handles) in answers.items():
             process = self._procfs.process(pid)
             # The pid may have been given to another process meanwhile.

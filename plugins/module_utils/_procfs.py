@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import Iterable, Iterator, NamedTuple, Optional
+from typing import Collection, Iterable, Iterator, NamedTuple, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils._bounded_read import (
     StalledError,
@@ -182,6 +182,8 @@ class ProcFs:
         self.root = root
         # Processes whose command line nobody gets to see. To ask each time would cost a second each time.
         self._mute: set[Identity] = set()
+        # Processes at whose mappings the kernel hangs.
+        self._hung: set[Identity] = set()
 
     def read_text(self, *parts: object) -> Optional[str]:
         """A file below /proc as text (never failing on its bytes), or None where it cannot be read."""
@@ -200,6 +202,17 @@ class ProcFs:
         """The process's stat, or None when it is gone."""
         text = self.read_text(pid, "stat")
         return parse_stat(text) if text is not None else None
+
+    def note_that_it_hangs(self, pids: Collection[int]) -> None:
+        """Remember processes whose mappings never come, so that not every look has to wait for them anew."""
+        seen = map(self.stat, pids)
+        self._hung |= {Identity(stat.pid, stat.start_ticks) for stat in seen if stat is not None}
+
+    def known_to_hang(self) -> set[int]:
+        """Those of them that still are the same process, and still have a thread that sleeps in the kernel."""
+        seen = ((one, self.stat(one.pid)) for one in self._hung)
+        same = {one.pid for one, stat in seen if stat is not None and stat.start_ticks == one.start_ticks}
+        return {pid for pid in same if self.uninterruptible_task(pid) is not None}
 
     def process(self, pid: int) -> Optional[Process]:
         """Read one process whole. None when it is gone, also when the pid was given to another while it was read.

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import shutil
+import stat
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,11 @@ GROWTH = (500, 1000, 2000, 4000)
 ROUNDS = 5
 LOOK = Path(__file__).with_name("look.py")
 
-# What comes to mind first. It finds plain files only, as the node is here: psutil leaves devices out.
+# The number of /dev/zero, which nobody keeps open.
+DEVICE = os.makedev(1, 5)
+
+# What comes to mind first. It looks for plain files only, and so it does not find the holders: psutil leaves devices
+# out.
 PSUTIL = """
 import sys, psutil
 for process in psutil.process_iter():
@@ -69,8 +74,7 @@ def scan() -> None:
     if os.geteuid() != 0:
         print("Not root: nobody can look into the processes of others, so all tools see the crowd and little else.")
     with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as directory:
-        node = Path(directory) / "nvidia0"
-        node.touch()
+        node = _node(Path(directory))
         with _holder(HOLDER, node) as one, _holder(DEAD_LEADER, node):
             with crowd(PROCESSES, HANDLES):
                 _compare(_tools(node, one), _handles())
@@ -82,9 +86,23 @@ def scan() -> None:
                 print(f"{processes:9}{seconds:14.3f}{seconds / processes * 1000:9.3f}")
 
 
+def _node(directory: Path) -> Path:
+    """What is held: a device, as far as we may make one."""
+    node = directory / "nvidia0"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o666, DEVICE)
+    except PermissionError:
+        node.touch()
+    return node
+
+
 def _tools(node: Path, holder: int) -> dict[str, list[str]]:
     """What takes part, by its name in the table. Says what is left out."""
-    tools = {"ours": _ours(node), "ours, pids given": _ours(node, holder)}
+    tools = {
+        "ours": _ours(node),
+        "ours, below /proc": _ours(node, "--below-proc"),
+        "ours, pids given": _ours(node, str(holder)),
+    }
     for name, argv in {"fuser": ["fuser", str(node)], "lsof": ["lsof", "-t", str(node)]}.items():
         if shutil.which(name) is None:
             print(f"{name} is not installed, and left out.")
@@ -93,9 +111,9 @@ def _tools(node: Path, holder: int) -> dict[str, list[str]]:
     return {**tools, "psutil": [str(environment.PYTHON), "-c", PSUTIL, str(node)]}
 
 
-def _ours(node: Path, *pids: int) -> list[str]:
+def _ours(node: Path, *how: str) -> list[str]:
     """-S and -I: as little else as a module has on its side of the bill."""
-    return [sys.executable, "-S", "-I", str(LOOK), str(environment.COLLECTIONS), str(node), *map(str, pids)]
+    return [sys.executable, "-S", "-I", str(LOOK), str(environment.COLLECTIONS), str(node), *how]
 
 
 def _compare(tools: dict[str, list[str]], handles: int) -> None:

@@ -1,4 +1,5 @@
-"""Every way in which a real process can hold a card, and that each is found: with children that look, and without.
+"""Every way in which a real process can hold a card, and that each is found: below /proc, with children that look and
+without, and by the kernel itself.
 
 The card is a character device with the number of /dev/zero, which nobody keeps open; and, as an ordinary user's lab has
 it, a plain file.
@@ -12,7 +13,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +21,10 @@ from typing import NamedTuple
 import pytest
 
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Device, Holder, find_holders
-from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import number_of
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, number_of
+from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import census
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
+from tests.integration.conftest import SEES_ALL
 
 ZERO = os.makedev(1, 5)
 
@@ -60,7 +63,23 @@ PROGRAMS = {
     "dead leader": HOLD + END_THE_LEADER,
     "dead leader, mapping": HOLD + MAP + END_THE_LEADER,
 }
-EVIDENCE = {"mapping": "mapping", "dead leader": "thread_fd", "dead leader, mapping": "mapping"}
+EVIDENCE = {
+    "mapping": "mapping",
+    "dead leader": "thread_fd",
+    "dead leader, mapping": "mapping",
+}
+
+# Its first thread lives, and has nothing open. CLONE_FILES of linux/sched.h: from there on the table is its own.
+OWN_TABLE = """
+import ctypes, os, signal, sys, threading
+def hold():
+    assert ctypes.CDLL(None).unshare(0x400) == 0
+    os.open(sys.argv[1], os.O_RDWR)
+    os.write(1, b'\\n')
+    signal.pause()
+threading.Thread(target=hold, daemon=True).start()
+signal.pause()
+"""
 
 # In a mount namespace of its own, at a place where the machine has nothing, with a node of its own.
 OWN_NODE = 'mount -t tmpfs -o mode=755 none "$1" && mknod "$1/card" c 1 5 && exec "$2" -c "$3" "$1/card"'
@@ -81,15 +100,45 @@ class Crowd(NamedTuple):
     pids: dict[str, int]
 
 
-@pytest.fixture(params=["children", "alone"])
-def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is looked at twice: by children, and where none may be started."""
+# It numbers processes as the machine does, so it is asked in the machine's own pid namespace only.
+KERNEL = pytest.param(
+    "the kernel",
+    marks=[
+        pytest.mark.root,
+        pytest.mark.alone,
+        pytest.mark.skipif(not SEES_ALL, reason="the kernel tells root only, in the machine's own pid namespace"),
+    ],
+)
+
+Look = Callable[[Path], dict[int, Holder]]
+
+
+@pytest.fixture(params=["children", "no children", KERNEL])
+def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Look:
+    """Finds a card's holders, by pid: children ask process after process, or we do, or the kernel is asked once."""
 
     def no_more_processes() -> int:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    if request.param == "alone":
+    def refuse(wanted: Set[DeviceNumber]) -> None:
+        assert wanted
+
+    def insist(wanted: Set[DeviceNumber]) -> dict[int, set[int]]:
+        named = census(wanted)
+        assert named is not None
+        return named
+
+    if request.param == "no children":
         monkeypatch.setattr(os, "fork", no_more_processes)
+    ask_kernel = insist if request.param == "the kernel" else refuse
+
+    def holders(card: Path) -> dict[int, Holder]:
+        device = Device(str(card), number_of(card.stat()), 1)
+        found = find_holders([device], None, ProcFs(), ask_kernel=ask_kernel)
+        assert found.unreadable == 0
+        return {holder.process.pid: holder for holder in found.holders}
+
+    return holders
 
 
 @contextmanager
@@ -134,11 +183,6 @@ def _innermost(pid: int) -> int:
     return pid
 
 
-def holders_of(card: Path) -> dict[int, Holder]:
-    device = Device(str(card), number_of(card.stat()), 1)
-    return {holder.process.pid: holder for holder in find_holders([device], None, ProcFs()).holders}
-
-
 def fuser(card: Path) -> set[int]:
     """Whom fuser finds. It tells the pids on its output, and all else, the letters behind them too, on the other."""
     if shutil.which("fuser") is None:
@@ -148,27 +192,47 @@ def fuser(card: Path) -> set[int]:
     return set(map(int, done.stdout.split()))
 
 
-def test_every_holder_of_a_device_is_found_with_the_right_evidence(on_a_device: Crowd, workers: None) -> None:
-    found = holders_of(on_a_device.card)
+def test_every_holder_of_a_device_is_found_with_the_right_evidence(on_a_device: Crowd, look: Look) -> None:
+    found = look(on_a_device.card)
     evidence = {kind: found[pid].evidence_list if pid in found else None for kind, pid in on_a_device.pids.items()}
     assert evidence == {kind: [EVIDENCE.get(kind, "fd")] for kind in on_a_device.pids}
     # The processes in between, unshare's, hold nothing.
     assert set(found) == set(on_a_device.pids.values())
 
 
-def test_who_dropped_its_privileges_is_told_by_its_user(on_a_device: Crowd) -> None:
-    assert holders_of(on_a_device.card)[on_a_device.pids["dropped privileges"]].process.uid == 65534
+def test_who_dropped_its_privileges_is_told_by_its_user(on_a_device: Crowd, look: Look) -> None:
+    assert look(on_a_device.card)[on_a_device.pids["dropped privileges"]].process.uid == 65534
 
 
-def test_fuser_finds_some_of_them_and_nobody_else(on_a_device: Crowd) -> None:
+def test_fuser_finds_some_of_them_and_nobody_else(on_a_device: Crowd, look: Look) -> None:
     """It compares the inode of the node, and looks only at a process's first thread."""
     seen = fuser(on_a_device.card)
-    assert seen < set(holders_of(on_a_device.card))
+    assert seen < set(look(on_a_device.card))
     unseen = {kind for kind, pid in on_a_device.pids.items() if pid not in seen}
     assert unseen == {"dead leader", "dead leader, mapping", "a deleted node", *NAMESPACES}
 
 
-def test_every_holder_of_a_plain_file_is_found(tmp_path: Path, workers: None) -> None:
+@pytest.mark.parametrize("look", [KERNEL], indirect=True)
+def test_a_handle_in_a_thread_s_own_table_is_named_by_the_kernel(on_a_device: Crowd, look: Look) -> None:
+    """Below /proc each thread of each process would have to be asked: that takes too long, and fuser does not, too."""
+    with holding([sys.executable, "-c", OWN_TABLE, str(on_a_device.card)]) as pid:
+        assert pid not in fuser(on_a_device.card)
+        assert look(on_a_device.card)[pid].evidence_list == ["thread_fd"]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_the_kernel_tells_nobody_but_root() -> None:
+    """Then a look goes below /proc, and counts those that it may not look into."""
+    os.seteuid(65534)
+    try:
+        assert census({DeviceNumber("char", 1, 5)}) is None
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("look", ["children", "no children"], indirect=True)
+def test_every_holder_of_a_plain_file_is_found(tmp_path: Path, look: Look) -> None:
     """As in the lab of an ordinary user; fuser compares the inode here, and so do we."""
     card = tmp_path / "card"
     card.write_bytes(b"\0" * 4096)
@@ -178,7 +242,7 @@ def test_every_holder_of_a_plain_file_is_found(tmp_path: Path, workers: None) ->
             kind: stack.enter_context(holding([sys.executable, "-c", program, str(card)]))
             for kind, program in programs.items()
         }
-        found = holders_of(card)
+        found = look(card)
         assert {kind: found[pid].evidence_list for kind, pid in pids.items() if pid in found} == {
             kind: [EVIDENCE.get(kind, "fd")] for kind in pids
         }

@@ -42,9 +42,11 @@ from tests.integration.test_every_holder import (
     DROP_PRIVILEGES,
     END_THE_LEADER,
     HOLD,
+    KERNEL,
     MAP,
     NAMESPACES,
     OWN_NODE,
+    OWN_TABLE,
     STAY,
     ZERO,
     _innermost,
@@ -83,6 +85,7 @@ ROWS = {
     "deleted_node": Row("missed", "missed", "found", "found", "fd"),
     "mapping": Row("found", "found", "found", "found", "mapping"),
     "dead_leader": Row("missed", "missed", "missed", "missed", "thread_fd"),
+    "own_table": Row("missed", "missed", "found", "found", "thread_fd"),
     "dropped_privileges": Row("found", "found", "found", "found", "fd"),
     "renamed": Row("found", "found", "missed", "found", "fd"),
     "foreign_name": Row("found", "found", "missed", "all", "fd"),
@@ -219,6 +222,7 @@ HOLDERS: dict[str, Maker] = {
     "deleted_node": deleted_node,
     "mapping": program(HOLD + MAP + STAY),
     "dead_leader": program(HOLD + END_THE_LEADER),
+    "own_table": program(OWN_TABLE),
     "dropped_privileges": program(HOLD + DROP_PRIVILEGES + STAY),
     "renamed": program(HOLD + STAY, TITLE),
     "foreign_name": program(HOLD + STAY, "ray::worker"),
@@ -227,7 +231,9 @@ HOLDERS: dict[str, Maker] = {
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("row", HOLDERS)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=KERNEL.marks) if row == "own_table" else row for row in HOLDERS]
+)
 def test_holder(card: Path, row: str) -> None:
     with HOLDERS[row](card) as pid:
         [evidence] = holders_of(card)[pid].evidence_list

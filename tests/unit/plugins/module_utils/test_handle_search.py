@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
-from ansible_collections.gpuops.inference.plugins.module_utils import _every_process, _side_by_side
+from ansible_collections.gpuops.inference.plugins.module_utils import _every_process, _handle_search, _side_by_side
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Device, Scan, find_holders
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import (
+    THREAD_FD,
     DeviceNumber,
     HandleReader,
     number_of,
@@ -38,6 +41,20 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look(proc: FakeProc, *nodes: Path) -> Scan:
     return find_holders([Device(str(node), number_of(node.stat()), 1) for node in nodes], None, proc.procfs)
+
+
+@pytest.fixture
+def kernel(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> Callable[..., HandleSearch]:
+    """A look for card 3 where the kernel names these threads, by process."""
+    monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
+
+    def search(named: Optional[dict[int, set[int]]], card: Path = NULL, *, machine_s: bool = True) -> HandleSearch:
+        monkeypatch.setattr(ProcFs, "in_host_pid_namespace", lambda self: machine_s)
+        one = HandleSearch({number_of(card.stat())}, proc.procfs, ask_kernel=lambda _wanted: named)
+        one.look_at_all()
+        return one
+
+    return search
 
 
 def hang(proc: FakeProc, pid: int) -> None:
@@ -87,3 +104,91 @@ def test_one_at_whom_the_kernel_never_answers_hides_no_neighbour(proc: FakeProc)
     found = look(proc, one)
     assert [holder.process.pid for holder in found.holders] == [*range(100, 120), *range(122, 148)]
     assert found.unreadable == 2
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_process_that_hangs_is_not_waited_for_again_until_it_goes_on(proc: FakeProc) -> None:
+    one = proc.card(3)
+    proc.add(100, fds=[NULL])
+    proc.become(100, "D")
+    hang(proc, 100)
+    assert look(proc, one) == Scan((), 1)
+    # From here on its mappings could be read.
+    (proc.root / "100" / "maps").unlink()
+    proc.mapping(100, one)
+    assert look(proc, one) == Scan((), 1)
+    proc.become(100, "S")
+    assert [holder.process.pid for holder in look(proc, one).holders] == [100]
+
+
+@pytest.mark.usefixtures("soon")
+def test_another_process_with_the_number_of_one_that_hung_is_asked(proc: FakeProc) -> None:
+    one = proc.card(3)
+    proc.add(100, fds=[NULL])
+    proc.become(100, "D")
+    hang(proc, 100)
+    assert look(proc, one) == Scan((), 1)
+    proc.remove(100)
+    proc.add(100, start=77, state="D", fds=[one])
+    assert [holder.evidence for holder in look(proc, one).holders] == [{"fd"}]
+
+
+def test_only_whom_the_kernel_names_is_looked_at(proc: FakeProc, kernel: Callable[..., HandleSearch]) -> None:
+    for pid in (100, 101):
+        proc.add(pid, fds=[NULL])
+    assert list(kernel({101: {101}}).found) == [101]
+
+
+def test_a_handle_of_a_thread_alone_is_looked_for_where_the_kernel_names_the_thread(
+    proc: FakeProc, kernel: Callable[..., HandleSearch]
+) -> None:
+    proc.add(100, threads=3, fds=[proc.card(1)])
+    for thread in (101, 102):
+        proc.thread(100, thread, fds=[NULL])
+    search = kernel({100: {102}})
+    assert [handle.evidence for handle in search.found[100].handles] == [THREAD_FD]
+    assert not kernel({100: {100}}).found
+
+
+def test_whom_the_kernel_names_and_who_has_let_go_since_or_ended_is_no_holder(
+    proc: FakeProc, kernel: Callable[..., HandleSearch]
+) -> None:
+    proc.add(100, fds=[proc.card(1)])
+    search = kernel({100: {100}, 4242: {4242, 4243}})
+    assert (search.found, search.unreadable) == ({}, set())
+
+
+@pytest.mark.parametrize("pid", [1, 100])
+def test_whom_the_kernel_names_and_who_may_not_be_looked_into_counts_whoever_it_is(
+    proc: FakeProc, kernel: Callable[..., HandleSearch], monkeypatch: pytest.MonkeyPatch, pid: int
+) -> None:
+    def closed(*_arguments: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(HandleReader, "handles", closed)
+    proc.add(pid)
+    assert kernel({pid: {pid}}).unreadable == {pid}
+
+
+def test_where_the_kernel_says_nothing_and_where_it_counts_otherwise_everybody_is_asked(
+    proc: FakeProc, kernel: Callable[..., HandleSearch]
+) -> None:
+    for pid in (100, 101):
+        proc.add(pid, fds=[NULL])
+    assert list(kernel(None).found) == [100, 101]
+    assert list(kernel({7: {7}}, machine_s=False).found) == [100, 101]
+
+
+@pytest.mark.usefixtures("soon")
+def test_beside_a_process_that_hangs_the_kernel_is_not_asked(
+    proc: FakeProc, kernel: Callable[..., HandleSearch]
+) -> None:
+    """It would hang at the same place, for as long as it is waited for."""
+    for pid in (100, 101):
+        proc.add(pid, fds=[NULL])
+    proc.become(100, "D")
+    hang(proc, 100)
+    assert set(kernel(None).found) == {100, 101}
+    assert set(kernel({}).found) == {100, 101}
+    proc.become(100, "S")
+    assert not kernel({}).found

@@ -1,0 +1,183 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Asks the kernel in one go who has a device open or mapped, where it lets itself be asked that.
+
+Below /proc each handle of each process has to be asked for by itself. Here a program in the kernel walks over all its
+tables, and says only who has what is wanted: a tenth of the work, and a thread with handles of its own is seen as well.
+It is believed only after it has named this very process, which for the while holds something of either kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import stat
+import struct
+from typing import AbstractSet, Callable, NamedTuple, Optional
+
+from ansible_collections.gpuops.inference.plugins.module_utils._bpf_program import R1, R2, R6, R7, R8, Program
+from ansible_collections.gpuops.inference.plugins.module_utils._btf import KernelTypes, UnknownTypesError
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, number_of
+from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import side_by_side
+
+_TYPES = "/sys/kernel/btf/vmlinux"
+
+# It takes a tenth of a second. Whoever has its memory locked for ever holds up the walk over all mappings.
+STALL_SECONDS = 2.0
+
+# A device that does nothing, and that hardly anyone has open.
+_WITNESS = "/dev/full"
+
+# What is said of one handle or mapping: process, thread, mode, device number, inode.
+_RECORD = struct.Struct("<IIIIQ")
+
+# What ``census`` is.
+Census = Callable[[AbstractSet[DeviceNumber]], Optional[dict[int, set[int]]]]
+
+
+class Table(NamedTuple):
+    """One of the kernel's tables: the number of its type, where an entry has its file, and whether it is a mapping."""
+
+    number: int
+    place: int
+    mapping: bool
+
+
+class Layout(NamedTuple):
+    """Both tables of this kernel, and the offsets of what is read of an entry, in bytes."""
+
+    tables: tuple[Table, Table]
+    process: int
+    thread: int
+    mapped_file: int
+    inode: int
+    mode: int
+    device: int
+    inode_number: int
+
+
+def census(wanted: AbstractSet[DeviceNumber]) -> Optional[dict[int, set[int]]]:
+    """Which threads have any of these devices open or mapped, by process, all as the machine itself numbers them.
+
+    None where the kernel does not say (older than Linux 5.12, or we are not root), does not answer in time, or is not
+    to be believed; and for plain files. Then each process has to be asked.
+    """
+    if any(number.kind == "inode" for number in wanted):
+        return None
+    try:
+        layout = _layout()
+    except (OSError, UnknownTypesError):
+        return None
+
+    def ask(job: int) -> str:
+        return json.dumps(_ask(layout, layout.tables[job], wanted))
+
+    holders: dict[int, set[int]] = {}
+    for answer in side_by_side(ask, len(layout.tables), stall=STALL_SECONDS):
+        tasks = json.loads(answer) if answer is not None else None
+        if tasks is None:
+            return None
+        for pid, thread in tasks:
+            holders.setdefault(pid, set()).add(thread)
+    return holders
+
+
+@functools.lru_cache(maxsize=1)
+def _layout() -> Layout:
+    """Raises OSError or UnknownTypesError where this kernel does not describe itself."""
+    with open(_TYPES, "rb") as stream:
+        description = stream.read()
+    files, mappings = "bpf_iter_task_file", "bpf_iter_task_vma"
+    types = KernelTypes(description, (files, mappings, "task_struct", "vm_area_struct", "file", "inode"))
+    return Layout(
+        # The places are those in struct bpf_iter__task_file and bpf_iter__task_vma.
+        tables=(Table(types.function(files), 24, False), Table(types.function(mappings), 16, True)),
+        process=types.offset("task_struct", "tgid"),
+        thread=types.offset("task_struct", "pid"),
+        mapped_file=types.offset("vm_area_struct", "vm_file"),
+        inode=types.offset("file", "f_inode"),
+        mode=types.offset("inode", "i_mode"),
+        device=types.offset("inode", "i_rdev"),
+        inode_number=types.offset("inode", "i_ino"),
+    )
+
+
+def program(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber], inode: int) -> bytes:
+    """Code that tells of each entry whose file has the number of one of these devices, or this ``inode``."""
+    code = Program()
+    code.copy(R6, R1)
+    # When the walk is over, the kernel calls once more, without a task.
+    code.load(R7, R6, 8)
+    code.jump_if_null(R7, "done")
+    code.load(R8, R6, table.place)
+    code.jump_if_null(R8, "done")
+    if table.mapping:
+        # Not all mappings are of a file. Behind a pointer that points nowhere the program reads 0.
+        code.load(R8, R8, layout.mapped_file)
+    code.load(R8, R8, layout.inode)
+    code.load(R1, R8, layout.device, 4)
+    for number in sorted({_kernel_s(one) for one in wanted}):
+        code.jump_if(R1, number, "tell")
+    code.load(R1, R8, layout.inode_number)
+    code.set(R2, inode)
+    code.jump_if_same(R1, R2, "tell")
+    code.jump("done")
+    code.label("tell")
+    for source, offset, size, place in (
+        (R7, layout.process, 4, -24),
+        (R7, layout.thread, 4, -20),
+        (R8, layout.mode, 2, -16),
+        (R8, layout.device, 4, -12),
+        (R8, layout.inode_number, 8, -8),
+    ):
+        code.load(R1, source, offset, size)
+        code.store(place, R1, max(size, 4))
+    # The file that is read, by way of what is the same for all tables.
+    code.load(R1, R6, 0)
+    code.load(R1, R1, 0)
+    code.write_out(R1, -_RECORD.size)
+    code.label("done")
+    code.end()
+    return code.code()
+
+
+def _ask(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[tuple[int, int]]]:
+    """Process and thread of everyone who has one of these in the table; None where that is not to be known."""
+    try:
+        # Only here: a Python may lack what it needs.
+        from ansible_collections.gpuops.inference.plugins.module_utils._bpf import iterate
+
+        with open(_WITNESS, "rb", buffering=0) as device, open(os.memfd_create("gpuops"), "r+b") as file:
+            file.truncate(mmap.PAGESIZE)
+            mine, inode = number_of(os.fstat(device.fileno())), os.fstat(file.fileno()).st_ino
+            with mmap.mmap(file.fileno(), mmap.PAGESIZE):
+                said = iterate(program(layout, table, {*wanted, mine}, inode), table.number)
+        entries = [_entry(*record) for record in _RECORD.iter_unpack(said)]
+    except (ImportError, OSError, struct.error):
+        return None
+    own = [entry for entry in entries if entry.pid == os.getpid()]
+    if not any(entry.inode == inode for entry in own):
+        return None
+    if not table.mapping and not any(entry.number == mine for entry in own):
+        return None
+    return sorted({(entry.pid, entry.thread) for entry in entries if entry.number in wanted and entry not in own})
+
+
+class _Entry(NamedTuple):
+    pid: int
+    thread: int
+    number: DeviceNumber
+    inode: int
+
+
+def _entry(pid: int, thread: int, mode: int, device: int, inode: int) -> _Entry:
+    kind = "char" if stat.S_ISCHR(mode) else "block" if stat.S_ISBLK(mode) else "inode"
+    return _Entry(pid, thread, DeviceNumber(kind, device >> 20, device & 0xFFFFF), inode)
+
+
+def _kernel_s(number: DeviceNumber) -> int:
+    """A device number as the kernel has it: 12 bits and 20 bits (MKDEV of include/linux/kdev_t.h)."""
+    return number.major << 20 | number.minor

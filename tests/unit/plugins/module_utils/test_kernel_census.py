@@ -1,0 +1,253 @@
+# Copyright: (c) 2026, the gpuops.inference founders
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who holds a device, as the kernel says it: what its program tells, and when that is believed.
+
+The program is run here by a machine that the tests have of their own. The kernel's runs it in test_every_holder.py.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import stat
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpuops.inference.plugins.module_utils import _bpf, _kernel_census
+from ansible_collections.gpuops.inference.plugins.module_utils._btf import UnknownTypesError
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber
+from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Layout, Table, census, program
+from tests.unit.bpf_machine import Machine
+
+FILES, MAPPINGS = Table(7, 24, False), Table(8, 16, True)
+LAYOUT = Layout((FILES, MAPPINGS), 48, 40, mapped_file=16, inode=32, mode=0, device=76, inode_number=64)
+CARD, OTHER = DeviceNumber("char", 195, 3), DeviceNumber("block", 195, 3)
+
+_BPF = "ansible_collections.gpuops.inference.plugins.module_utils._bpf"
+
+
+class Open(NamedTuple):
+    """An open or mapped file: the task, the mode, number (as the kernel has it) and inode of the file."""
+
+    pid: int
+    thread: int
+    mode: int = stat.S_IFCHR | 0o666
+    device: int = 195 << 20 | 3
+    inode: int = 400
+
+    def record(self) -> bytes:
+        return struct.pack("<IIIIQ", *self)
+
+
+def told(table: Table, wanted: Iterable[DeviceNumber], inode: int, entry: Optional[Open]) -> bytes:
+    """What the program says of one entry, None: of a mapping without a file, or of the last call."""
+    places = {"context": 0, "meta": 64, "task": 128, "mapping": 256, "file": 384, "inode": 512}
+    memory = bytearray(1024)
+
+    def put(place: int, layout: str, value: int) -> None:
+        struct.pack_into(layout, memory, place, value)
+
+    def point(place: int, to: str) -> None:
+        put(place, "<Q", Machine.BASE + places[to])
+
+    point(places["context"], "meta")
+    point(places["context"] + 8, "task")
+    put(places["meta"], "<Q", 0x5E9)
+    point(places["context"] + table.place, "mapping" if table.mapping else "file")
+    if entry is not None:
+        put(places["task"] + LAYOUT.process, "<I", entry.pid)
+        put(places["task"] + LAYOUT.thread, "<I", entry.thread)
+        point(places["mapping"] + LAYOUT.mapped_file, "file")
+        point(places["file"] + LAYOUT.inode, "inode")
+        put(places["inode"] + LAYOUT.mode, "<H", entry.mode)
+        put(places["inode"] + LAYOUT.device, "<I", entry.device)
+        put(places["inode"] + LAYOUT.inode_number, "<Q", entry.inode)
+    elif not table.mapping:
+        put(places["context"] + 8, "<Q", 0)
+    machine = Machine(bytes(memory))
+    assert machine.run(program(LAYOUT, table, frozenset(wanted), inode), Machine.BASE + places["context"]) == 0
+    return machine.said
+
+
+minors = st.integers(0, 0xFFFFF)
+numbers = st.builds(DeviceNumber, st.just("char"), st.integers(1, 0xFFF), minors)
+
+
+@given(
+    table=st.sampled_from([FILES, MAPPINGS]),
+    wanted=st.frozensets(numbers, max_size=20),
+    inode=st.integers(1, 2**64 - 1),
+    entry=st.builds(
+        Open,
+        *[st.integers(1, 2**22)] * 2,
+        mode=st.integers(0, 0xFFFF),
+        device=st.integers(0, 2**32 - 1),
+        inode=st.integers(1, 2**64 - 1),
+    ),
+    which=st.sampled_from(["as it is", "a device that is wanted", "the inode"]),
+)
+def test_the_program_tells_of_what_is_wanted_and_of_nothing_else(
+    table: Table, wanted: frozenset[DeviceNumber], inode: int, entry: Open, which: str
+) -> None:
+    known = {number.major << 20 | number.minor for number in wanted}
+    if which == "the inode":
+        entry = entry._replace(inode=inode)
+    elif which == "a device that is wanted" and known:
+        entry = entry._replace(device=max(known))
+    expected = entry.record() if entry.device in known or entry.inode == inode else b""
+    assert told(table, wanted, inode, entry) == expected
+
+
+@pytest.mark.parametrize("table", [FILES, MAPPINGS])
+def test_of_an_entry_without_a_file_the_program_tells_nothing(table: Table) -> None:
+    assert told(table, {CARD}, 400, None) == b""
+
+
+Kernel = Callable[[bytes, int], bytes]
+
+
+class Witnesses(NamedTuple):
+    """What a true kernel says of the process that asks, beside all others."""
+
+    device: Open
+    file: Open
+
+
+def witnesses() -> Witnesses:
+    """As /proc has them."""
+    handles = [f"/proc/self/fd/{handle}" for handle in os.listdir("/proc/self/fd")]
+    own = next(
+        os.stat(handle).st_ino for handle in handles if os.path.exists(handle) and "memfd" in os.readlink(handle)
+    )
+    me = os.getpid()
+    return Witnesses(Open(me, me, device=1 << 20 | 7, inode=9), Open(me, me, stat.S_IFREG, 0, own))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kernel], None]:
+    """Puts another kernel in the place of ours."""
+    monkeypatch.setattr(_kernel_census, "_layout", lambda: LAYOUT)
+    monkeypatch.setattr(_kernel_census, "STALL_SECONDS", 0.7)
+
+    return lambda iterate: monkeypatch.setattr(_bpf, "iterate", iterate)
+
+
+def true_kernel(*others: Open, mapped: Iterable[Open] = ()) -> Kernel:
+    def iterate(_code: bytes, table: int) -> bytes:
+        own = witnesses() if table == FILES.number else witnesses()[1:]
+        return b"".join(one.record() for one in (*own, *(others if table == FILES.number else mapped)))
+
+    return iterate
+
+
+def test_threads_are_told_by_process_whether_they_have_it_open_or_mapped(
+    kernel: Callable[[Kernel], None],
+) -> None:
+    kernel(true_kernel(Open(50, 50), Open(50, 51), mapped=[Open(50, 50), Open(60, 60)]))
+    assert census({CARD}) == {50: {50, 51}, 60: {60}}
+
+
+def test_a_device_of_the_other_kind_with_the_same_number_is_not_meant(kernel: Callable[[Kernel], None]) -> None:
+    kernel(true_kernel(Open(50, 50), Open(70, 70, stat.S_IFBLK)))
+    assert census({OTHER}) == {70: {70}}
+    assert census({CARD, OTHER}) == {50: {50}, 70: {70}}
+
+
+def test_nobody_is_an_answer(kernel: Callable[[Kernel], None]) -> None:
+    kernel(true_kernel())
+    assert census({CARD}) == {}
+
+
+def raising(error: Exception) -> Kernel:
+    def iterate(_code: bytes, _table: int) -> bytes:
+        raise error
+
+    return iterate
+
+
+def hang(_code: bytes, table: int) -> bytes:
+    if table == MAPPINGS.number:
+        signal.pause()
+    return true_kernel(Open(50, 50))(b"", table)
+
+
+def forgetting(which: int, table: int) -> Kernel:
+    """It does not tell of one of the witnesses in one of the tables."""
+
+    def iterate(_code: bytes, number: int) -> bytes:
+        told_of = list(witnesses())
+        if number == table:
+            del told_of[which]
+        return b"".join(one.record() for one in (*told_of, Open(50, 50)))
+
+    return iterate
+
+
+def numbered_otherwise(_code: bytes, _table: int) -> bytes:
+    """As in a pid namespace of our own, where it goes on to use the machine's numbers."""
+    return b"".join(one._replace(pid=one.pid + 1).record() for one in (*witnesses(), Open(50, 50)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        raising(PermissionError()),
+        raising(OSError("no bpf() is known for this machine")),
+        hang,
+        forgetting(0, FILES.number),
+        forgetting(1, FILES.number),
+        forgetting(1, MAPPINGS.number),
+        numbered_otherwise,
+        lambda _code, _table: b"",
+        lambda code, table: true_kernel()(code, table)[:-1],
+    ],
+    ids=[
+        *["not allowed", "another machine", "hangs", "misses a device", "misses a file", "misses a mapping"],
+        *["other numbers", "says nothing", "half a record"],
+    ],
+)
+def test_who_does_not_name_those_that_are_known_is_not_believed(
+    kernel: Callable[[Kernel], None], other: Kernel
+) -> None:
+    kernel(other)
+    assert census({CARD}) is None
+
+
+def test_plain_files_are_not_asked_for(kernel: Callable[[Kernel], None]) -> None:
+    kernel(raising(AssertionError("asked")))
+    assert census({CARD, DeviceNumber("inode", 64769, 12)}) is None
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), UnknownTypesError("no task_struct")])
+def test_a_kernel_that_does_not_describe_itself_is_not_asked(
+    kernel: Callable[[Kernel], None], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    kernel(raising(AssertionError("asked")))
+    monkeypatch.setattr(_kernel_census, "_layout", fail)
+    assert census({CARD}) is None
+
+
+def test_a_python_without_ctypes_does_not_ask(
+    kernel: Callable[[Kernel], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel(true_kernel())
+    monkeypatch.setitem(sys.modules, _BPF, None)
+    assert census({CARD}) is None
+
+
+@pytest.mark.parametrize("machine", ["riscv64", ""])
+def test_on_another_machine_there_is_no_such_call(monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(OSError, match="no bpf"):
+        _bpf.iterate(b"", 1)
