@@ -10,14 +10,10 @@ hangs beside a hung driver. The read is done in a thread of ours, which can be l
 
 from __future__ import annotations
 
-import errno
 import threading
 from typing import Optional, Union
 
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import MachineError
-
-# Of the file itself they say nothing.
-_SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import MachineError, refusing_shortage
 
 
 class StalledError(Exception):
@@ -52,14 +48,9 @@ def read_within(path: str, seconds: float) -> Optional[bytes]:
 def read_file(path: str) -> Optional[bytes]:
     """All that is in a file, None where it cannot be read. Raises MachineError. Waits as long as the kernel does."""
     try:
-        with open(path, "rb") as stream:
+        with refusing_shortage(f"{path} cannot be read"), open(path, "rb") as stream:
             return stream.read()
-    except OSError as exc:
-        if exc.errno in _SHORTAGES:
-            raise MachineError(
-                f"{path} cannot be read: {exc.strerror}. Free memory or raise the limit on open files, then try again.",
-                reason="shortage",
-            ) from exc
+    except OSError:
         return None
     except ValueError:
         # The name of a file, taken from what a file says, cannot be one.

@@ -15,7 +15,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._containers impor
     frozen,
     members,
 )
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError, noting
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._offspring import Ended, Limits, end, starter_of
 from ansible_collections.gpuops.inference.plugins.module_utils._patterns import Pattern
@@ -89,7 +89,8 @@ def kill_processes(request: KillRequest, machine: Machine) -> dict[str, Any]:
         clock=machine.clock,
         dry_run=machine.dry_run,
     )
-    return _result(request, status.status, view, selection, ended)
+    with noting(changed=ended.termination.signalled):
+        return _result(request, status.status, view, selection, ended)
 
 
 class _Scene:

@@ -27,7 +27,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan impo
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_search import HandleSearch
 from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Census, census
-from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, file_of
+from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, file_at
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Process, ProcFs
 
 # The kinds of evidence, best first; part of what the modules return.
@@ -172,8 +172,13 @@ def find_holders(
         for process, handles in (search.found[pid] for pid in sorted(search.found))
         if any(handle.number in wanted for handle in handles)
     ]
+    unreadable = search.unreadable
+    if search.named is None and procfs.in_host_pid_namespace():
+        # Into the machine's first process even root may not look everywhere (some security modules, micro virtual
+        # machines). It opens no cards.
+        unreadable = unreadable - {1}
     # Those who are not even listed count as one.
-    return Scan(tuple(holders), len(search.unreadable) + procfs.hides_processes())
+    return Scan(tuple(holders), len(unreadable) + procfs.hides_processes())
 
 
 def _holder(
@@ -199,5 +204,5 @@ def _nodes(devices: Iterable[Device]) -> dict[File, DeviceNumber]:
         with contextlib.suppress(OSError):
             status = os.stat(device.path)
             if number_of(status) == device.number:
-                found[file_of(status)] = device.number
+                found[file_at(status.st_dev, status.st_ino)] = device.number
     return found

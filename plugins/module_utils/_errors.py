@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import errno
+from typing import Any, Iterator
+
+# Errors that say nothing of what was asked for, only that there is no memory, or no handle, to ask.
+SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class GpuopsError(Exception):
@@ -52,3 +57,26 @@ class MachineError(GpuopsError):
 
 class SurvivorsError(GpuopsError):
     """Processes that should be gone are not. Carries the whole result of the module."""
+
+
+@contextlib.contextmanager
+def noting(**fields: Any) -> Iterator[None]:
+    """What has happened by now is said of a GpuopsError that passes through. What it says itself already stays."""
+    try:
+        yield
+    except GpuopsError as exc:
+        exc.fields.update((name, value) for name, value in fields.items() if not exc.fields.get(name))
+        raise
+
+
+@contextlib.contextmanager
+def refusing_shortage(what: str) -> Iterator[None]:
+    """Raises MachineError where ``what`` (such as "/proc cannot be listed") is so for want of memory or handles."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in SHORTAGES:
+            raise
+        raise MachineError(
+            f"{what}: {exc.strerror}. Free memory or raise the limit on open files, then try again.", reason="shortage"
+        ) from exc

@@ -9,11 +9,11 @@ nothing is looked at twice, and no value is built for a handle before it is know
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from typing import AbstractSet, Collection, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import SHORTAGES
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File, MappedFiles
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import PROC, ProcFs, says_gone
 
@@ -56,8 +56,7 @@ def number_of(status: os.stat_result) -> DeviceNumber:
 class HandleReader:
     """Finds the ``wanted`` things among what processes hold. It remembers what is mapped: use one for one look only.
 
-    ``nodes``: the numbers of the files that are known to be nodes. They are all that an ordinary user can recognise
-    among mappings.
+    ``nodes``: the numbers of files that are known. They are all that an ordinary user can recognise among mappings.
     """
 
     def __init__(
@@ -68,28 +67,23 @@ class HandleReader:
     ) -> None:
         self._wanted = wanted
         self._procfs = procfs
-        self._nodes = nodes or {}
         self._devices = {os.makedev(one.major, one.minor) for one in wanted if one.kind != "inode"}
         self._inodes = {one.minor for one in wanted if one.kind == "inode"}
-        self._mapped: dict[File, Optional[DeviceNumber]] = {}
+        self._mapped: dict[File, Optional[DeviceNumber]] = dict(nodes or {})
         self._files = MappedFiles()
 
     def handles(self, pid: int) -> Iterator[Handle]:
-        """The wanted things that ``pid`` holds. Raises OSError where it cannot be looked into.
+        """The wanted things that ``pid`` holds. Raises OSError where it cannot be looked into, or not any further.
 
         Handles come first: they can be read while a thread of the process has its memory locked and sleeps in the
         driver. Whoever then reads its mappings sleeps, too.
         """
         held, dead = self._open(pid)
         yield from held
-        try:
-            # Only a process has map_files. /proc/TID is one, too, though it is not listed.
-            for task in (pid, *(self._threads(pid) if dead else ())):
-                for number in self._mappings(task):
-                    yield Handle(MAPPING, number)
-        except OSError:
-            if not held:
-                raise
+        # Only a process has map_files. /proc/TID is one, too, though it is not listed.
+        for task in (pid, *(self._threads(pid) if dead else ())):
+            for number in self._mappings(task):
+                yield Handle(MAPPING, number)
 
     def open_handles(self, pid: int) -> list[Handle]:
         """Those that are no mappings. Raises OSError where it cannot be looked into."""
@@ -174,7 +168,7 @@ class HandleReader:
                 require_readable(os.fsdecode(name), table)
                 continue
             except OSError as exc:
-                if exc.errno == errno.ENOMEM:
+                if exc.errno in SHORTAGES:
                     raise
                 # A file system that does not answer; the nodes of devices lie on none of those.
                 continue
@@ -189,7 +183,9 @@ class HandleReader:
         for span, file in self._files.of(self._procfs.path(pid, "maps")):
             try:
                 number = self._number_behind(pid, span, file)
-            except OSError:
+            except OSError as exc:
+                if exc.errno in SHORTAGES:
+                    raise
                 # This process has let go of it. The next one may not have.
                 continue
             if number is not None and number in self._wanted:
@@ -203,8 +199,8 @@ class HandleReader:
             try:
                 self._mapped[file] = number_of(os.stat(self._procfs.path(pid, "map_files", span)))
             except PermissionError:
-                # Only root may follow it. Others still know the nodes themselves.
-                self._mapped[file] = self._nodes.get(file)
+                # Only root may follow it.
+                self._mapped[file] = None
         return self._mapped[file]
 
 

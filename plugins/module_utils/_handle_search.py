@@ -24,8 +24,8 @@ class Held(NamedTuple):
 class HandleSearch:
     """One look for the ``wanted`` things. ``found`` is by pid; ``unreadable`` are those of whom nothing is known.
 
-    Into the first process of the machine even root may not look everywhere (some security modules, micro virtual
-    machines). It opens no cards, and that it cannot be looked into does not count.
+    ``unmapped`` are those of the ``found`` whose mappings are not known. ``named``: those whom the kernel named, where
+    it did, and all others were not looked at.
     """
 
     def __init__(
@@ -43,6 +43,8 @@ class HandleSearch:
         self._reader = HandleReader(wanted, procfs, nodes)
         self.found: dict[int, Held] = {}
         self.unreadable: set[int] = set()
+        self.unmapped: set[int] = set()
+        self.named: Optional[frozenset[int]] = None
 
     def look_at(self, pids: Collection[int]) -> None:
         """Look at these processes."""
@@ -52,15 +54,13 @@ class HandleSearch:
         """Look at every process that may hold something: those that the kernel names, or else all there are."""
         named = self._named_by_the_kernel()
         if named is not None:
-            self._threads = named
+            self.named, self._threads = frozenset(named), named
             self.look_at(named)
             return
         pids = set(self._procfs.pids())
         hung = pids & self._procfs.known_to_hang()
         self._note(ask_all(pids - hung, lambda pid: self._whole(pid) if any(self._reader.handles(pid)) else None))
         self._note(Asked({}, set(), hung))
-        if self._procfs.in_host_pid_namespace():
-            self.unreadable.discard(1)
 
     def _named_by_the_kernel(self) -> Optional[dict[int, set[int]]]:
         """The threads that hold something, by process. None where all processes have to be asked.
@@ -72,15 +72,22 @@ class HandleSearch:
             return None
         return self._ask_kernel(self._wanted)
 
-    def _whole(self, pid: int, mapped: bool = True) -> Optional[tuple[int, list[Handle]]]:
-        """When a process was started and what it holds, None where that is nothing."""
+    def _whole(self, pid: int, mapped: bool = True) -> Optional[tuple[int, list[Handle], bool]]:
+        """When a process was started, what it holds, and whether that is all. None where it holds nothing."""
         stat = self._procfs.stat(pid)
         if stat is None:
             return None
         # Only now is it known whose handles they are.
-        handles = list(self._reader.handles(pid)) if mapped else self._reader.open_handles(pid)
+        handles: list[Handle] = []
+        try:
+            for handle in self._reader.handles(pid) if mapped else self._reader.open_handles(pid):
+                handles.append(handle)
+        except OSError:
+            if not handles:
+                raise
+            mapped = False
         handles = handles or self._reader.handles_of_threads(pid, self._threads.get(pid, ()))
-        return (stat.start_ticks, handles) if handles else None
+        return (stat.start_ticks, handles, mapped) if handles else None
 
     def _note(self, asked: Asked) -> None:
         # Those whose mappings never come can still have handles.
@@ -88,10 +95,12 @@ class HandleSearch:
         self._procfs.note_that_it_hangs(asked.silent)
         answers = {**asked.answers, **again.answers}
         self.unreadable |= (asked.unreadable | again.unreadable) - answers.keys()
-        for pid, (start_ticks, handles) in answers.items():
+        for pid, (start_ticks, handles, whole) in answers.items():
             process = self._procfs.process(pid)
             # The pid may have been given to another process meanwhile.
             if process is None or process.start_ticks != start_ticks or self._procfs.look_again(process) is None:
                 continue
             held = [Handle(evidence, DeviceNumber(*number)) for evidence, number in handles]
             self.found[pid] = Held(process, held)
+            if not whole:
+                self.unmapped.add(pid)

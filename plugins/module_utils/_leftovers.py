@@ -17,6 +17,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._errors import (
     ContainerError,
     GpuopsError,
     MachineError,
+    noting,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._file_holders import Holders, find_holders
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
@@ -111,15 +112,17 @@ def find_leftovers(
             _require_same(place, machine.procfs)
             if request.clean_shm:
                 findings = _clean(findings, _would_remove if machine.dry_run else memory.remove)
-            found = Found(findings, blind, *memory.space())
+            with noting(**_done(findings)):
+                found = Found(findings, blind, *memory.space())
     except MachineError:
         raise
     except GpuopsError as exc:
         holders = _holders((), sockets, machine.procfs)
         found = Found(error=exc)
-    listeners = _listeners(sockets, holders, request, place, machine.procfs)
-    _require_same(place, machine.procfs, changed=any(one.removed for one in found.findings))
-    return _result(place, listeners, found, machine.procfs)
+    with noting(**_done(found.findings)):
+        listeners = _listeners(sockets, holders, request, place, machine.procfs)
+        _require_same(place, machine.procfs)
+        return _result(place, listeners, found, machine.procfs)
 
 
 # -- where ----------------------------------------------------------------------------------------------------------
@@ -142,14 +145,13 @@ def _place(request: LeftoversRequest, machine: Machine) -> Place:
     return Place(request.vmid, status.status, init.pid, init)
 
 
-def _require_same(place: Place, procfs: ProcFs, **fields: Any) -> None:
+def _require_same(place: Place, procfs: ProcFs) -> None:
     """Raise ContainerError when the init has ended: what was read by its pid since may be another process's."""
     if place.init is not None and procfs.look_again(place.init) is None:
         raise ContainerError(
             f"Container {place.vmid} was stopped while it was looked into, and may run again. Look again.",
             reason="ct_not_running",
             vmid=place.vmid,
-            **fields,
         )
 
 
@@ -286,6 +288,12 @@ def _clean(findings: Sequence[Finding], remove: Callable[[Segment], bool]) -> tu
     return tuple(clean(one) for one in findings)
 
 
+def _done(findings: Sequence[Finding]) -> dict[str, Any]:
+    """What a failure has to say of the segments."""
+    removed = [one.segment.shown_name for one in findings if one.removed]
+    return {"changed": bool(removed), "removed": removed}
+
+
 def _would_remove(_segment: Segment) -> bool:
     """Check mode: nothing is removed, and it is said that it would be."""
     return True
@@ -306,7 +314,6 @@ def _result(place: Place, listeners: list[dict[str, Any]], found: Found, procfs:
     removed = [one for one in stale if one.removed]
     left = [one for one in found.findings if not one.removed]
     return {
-        "changed": bool(removed),
         "vmid": place.vmid,
         "container_status": place.status,
         "listeners": listeners,
@@ -314,7 +321,7 @@ def _result(place: Place, listeners: list[dict[str, Any]], found: Found, procfs:
         "shm": _shm(found) if place.pid is not None else None,
         "stale": [one.segment.shown_name for one in stale],
         "stale_mib": _total(stale),
-        "removed": [one.segment.shown_name for one in removed],
+        **_done(found.findings),
         "removed_mib": _total(removed),
         "scan_complete": not found.blind,
         "diff": {"before": _paths(found.findings), "after": _paths(left)},

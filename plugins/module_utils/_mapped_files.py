@@ -44,9 +44,9 @@ class Mapping(NamedTuple):
     file: File
 
 
-def file_of(status: os.stat_result) -> File:
-    """The file behind ``status``, for comparison with a mapping's."""
-    return _file(os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+def file_at(device: int, inode: int) -> File:
+    """The file with this ``st_dev`` and ``st_ino``, for comparison with a mapping's."""
+    return _file(os.major(device), os.minor(device), inode)
 
 
 def _file(major: int, minor: int, inode: int) -> File:

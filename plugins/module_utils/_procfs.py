@@ -20,6 +20,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._bounded_read imp
     read_file,
     read_within,
 )
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import refusing_shortage
 
 # PF_KTHREAD of include/linux/sched.h: the process has no program of its own.
 _KERNEL_THREAD_FLAG = 0x00200000
@@ -195,8 +196,9 @@ class ProcFs:
         return "/".join((self.root, *map(str, parts)))
 
     def pids(self) -> list[int]:
-        """Every process id that is listed now, rising."""
-        return sorted(numbers(os.listdir(self.root)))
+        """Every process id that is listed now, rising. Raises MachineError."""
+        with refusing_shortage(f"{self.root} cannot be listed"):
+            return sorted(numbers(os.listdir(self.root)))
 
     def stat(self, pid: int) -> Optional[Stat]:
         """The process's stat, or None when it is gone."""

@@ -25,7 +25,12 @@ from ansible_collections.gpuops.inference.plugins.module_utils._device_handles i
     named_devices,
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._driver import read_driver
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError, DriverError, GpuopsError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import (
+    ContainerError,
+    DriverError,
+    GpuopsError,
+    noting,
+)
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import DriverReading, Gpu, select_gpus
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._offspring import Ended, Limits, end, starter_of
@@ -101,7 +106,8 @@ def reclaim(request: ReclaimRequest, machine: Machine) -> dict[str, Any]:
     )
     survivors = (*ended.termination.survivors, *(Survivor(process, FROZEN) for process in icy))
     ended = ended._replace(termination=ended.termination._replace(survivors=survivors))
-    return _Report(scene, request.vmid, machine).result(plan, ended)
+    with noting(changed=ended.termination.signalled):
+        return _Report(scene, request.vmid, machine).result(plan, ended)
 
 
 class _Scene:

@@ -17,7 +17,7 @@ import re
 import stat
 from typing import Iterator, NamedTuple, Optional, Sequence
 
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError, InputError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError, InputError, refusing_shortage
 from ansible_collections.gpuops.inference.plugins.module_utils._file_holders import FileId
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs, first_number, numbers
 
@@ -201,11 +201,16 @@ class SharedMemory:
 
     def space(self) -> tuple[int, int]:
         """Size of the file system and what is free of it, in bytes."""
-        space = os.fstatvfs(self._descriptor)
+        with refusing_shortage(f"{PATH} cannot be measured"):
+            space = os.fstatvfs(self._descriptor)
         return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
 
     def segments(self, patterns: Sequence[re.Pattern[str]]) -> list[Segment]:
         """What is in it now whose whole name matches one of the patterns, by name."""
+        with refusing_shortage(f"{PATH} cannot be listed"):
+            return self._segments(patterns)
+
+    def _segments(self, patterns: Sequence[re.Pattern[str]]) -> list[Segment]:
         found = []
         for name in sorted(os.listdir(self._descriptor)):
             matches = [match for match in (pattern.fullmatch(name) for pattern in patterns) if match]
@@ -244,13 +249,14 @@ def _open_step_by_step(root: str, *names: str) -> int:
     """Open a directory below ``root`` without following a link; ``root`` itself is the kernel's own."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
-        descriptor = os.open(root, flags)
-        for name in names:
-            above = descriptor
-            try:
-                descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)
-            finally:
-                os.close(above)
+        with refusing_shortage(f"{PATH} cannot be opened"):
+            descriptor = os.open(root, flags)
+            for name in names:
+                above = descriptor
+                try:
+                    descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)
+                finally:
+                    os.close(above)
     except OSError as exc:
         raise GpuopsError(
             f"{PATH} cannot be looked into: {exc.strerror}. {_REMEDY.get(exc.errno or 0, 'Look what is there.')}",

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import select
 import signal
+import traceback
 from typing import Callable, NoReturn, Optional, Sequence
+
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import refusing_shortage
 
 # Each job is one byte in the pipe that hands the jobs out.
 MOST_JOBS = 256
@@ -26,33 +30,37 @@ DEATH_SECONDS = 1.0
 
 MOST_CHILDREN = 8
 
+# What a child says in place of a job's number when the work is at fault.
+_MISTAKE = "mistake"
+
 Work = Callable[[int], str]
 
 
 def side_by_side(work: Work, jobs: int, *, stall: Optional[float] = None) -> list[Optional[str]]:
     """``work(0)``, ``work(1)``, ... up to ``jobs`` of them, in as many children as there are processors for us.
 
-    Each answer is one line of text, None for a job that hung: nobody answered for ``stall`` seconds. Where no child can
-    be started we work ourselves.
-    ``work`` must have no effects: it runs in a child, or anew where that died.
+    Each answer is one line of text. It is None for a job that hung (nobody answered for ``stall`` seconds), and for one
+    at which its child died. Where no child can be started we work ourselves, and wait for as long as that takes.
+    Raises RuntimeError for an exception in ``work``, and MachineError where there is no handle for a pipe.
     """
     answers: dict[int, Optional[str]] = {}
     left: Sequence[int] = range(jobs)
     while left:
-        crew = _Crew(work, left)
+        with refusing_shortage("No pipe to a child can be had"):
+            crew = _Crew(work, left)
         try:
-            hung = crew.listen(STALL_SECONDS if stall is None else stall)
+            crew.listen(STALL_SECONDS if stall is None else stall)
         finally:
             crew.dismiss()
+        if crew.mistakes:
+            raise RuntimeError(crew.mistakes[0])
         answers.update(crew.answers)
-        unanswered = [job for job in left if job not in answers]
-        if hung:
-            left = crew.not_begun
-            answers.update((job, None) for job in unanswered if job not in left)
-        else:
-            left = ()
-            answers.update((job, work(job)) for job in unanswered)
-    return [answers[job] for job in range(jobs)]
+        if not crew.size:
+            answers.update((job, work(job)) for job in left)
+            break
+        # What was begun and not answered is not tried again. Where nothing was begun, nothing can be.
+        left = crew.not_begun if len(crew.not_begun) < len(left) else ()
+    return [answers.get(job) for job in range(jobs)]
 
 
 class _Crew:
@@ -61,30 +69,49 @@ class _Crew:
     def __init__(self, work: Work, jobs: Sequence[int]) -> None:
         self.answers: dict[int, Optional[str]] = {}
         self.not_begun: list[int] = []
+        self.mistakes: list[str] = []
         self._said: dict[int, bytes] = {}
         self._children: dict[int, int] = {}
         self._jobs, offer = os.pipe()
         os.write(offer, bytes(jobs))
         os.close(offer)
-        lifeline, self._life = os.pipe()
+        try:
+            lifeline, self._life = os.pipe()
+        except OSError:
+            os.close(self._jobs)
+            raise
         for _child in range(min(len(os.sched_getaffinity(0)), MOST_CHILDREN, len(jobs))):
-            hear, say = os.pipe()
-            try:
-                pid = os.fork()
-            except OSError:
-                # The limit on processes. Those that there are do all.
-                os.close(hear)
-                os.close(say)
+            if not self._start(work, lifeline):
+                # Those that there are do all.
                 break
-            if pid == 0:
-                os.close(self._life)
-                _work_and_exit(work, self._jobs, say, lifeline)
-            os.close(say)
-            self._children[hear] = pid
         os.close(lifeline)
 
-    def listen(self, stall: float) -> bool:
-        """Until all children have gone, or none has answered for ``stall`` seconds: then True."""
+    @property
+    def size(self) -> int:
+        """How many children there are."""
+        return len(self._children)
+
+    def _start(self, work: Work, lifeline: int) -> bool:
+        """Start one more, if there are a pipe and a process to be had."""
+        try:
+            hear, say = os.pipe()
+        except OSError:
+            return False
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(hear)
+            os.close(say)
+            return False
+        if pid == 0:
+            os.close(self._life)
+            _work_and_exit(work, self._jobs, say, lifeline)
+        os.close(say)
+        self._children[hear] = pid
+        return True
+
+    def listen(self, stall: float) -> None:
+        """Until all children have gone, or none has answered for ``stall`` seconds."""
         poll = select.poll()
         for hear in self._children:
             poll.register(hear, select.POLLIN)
@@ -92,14 +119,13 @@ class _Crew:
         while living:
             heard = poll.poll(stall * 1000)
             if not heard:
-                return True
+                return
             for hear, _event in heard:
                 said = os.read(hear, 65536)
                 self._said[hear] = self._said.get(hear, b"") + said
                 if not said:
                     poll.unregister(hear)
                     living.remove(hear)
-        return False
 
     def dismiss(self) -> None:
         """End those that are left, and note what was answered and what was not begun."""
@@ -114,7 +140,10 @@ class _Crew:
             # What follows the last newline was not finished.
             for line in self._said.get(hear, b"").split(b"\n")[:-1]:
                 job, _blank, text = line.decode().partition(" ")
-                self.answers[int(job)] = text
+                if job == _MISTAKE:
+                    self.mistakes.append(json.loads(text))
+                else:
+                    self.answers[int(job)] = text
 
     def _bury(self, hear: int, pid: int) -> None:
         poll = select.poll()
@@ -141,6 +170,12 @@ def _work_and_exit(work: Work, jobs: int, say: int, lifeline: int) -> NoReturn:
             if not job:
                 break
             os.write(say, f"{job[0]} {work(job[0])}\n".encode())
+    except (OSError, MemoryError):
+        # It dies like one that was killed.
+        pass
+    except Exception:
+        os.write(say, f"{_MISTAKE} {json.dumps(traceback.format_exc())}\n".encode())
+        raise
     finally:
         os._exit(0)
 

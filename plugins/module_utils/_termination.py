@@ -12,14 +12,13 @@ One that a debugger holds (state t) is left to SIGKILL, which needs nobody's lea
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from typing import Callable, Iterator, NamedTuple, Optional, Protocol, Sequence
+from typing import Callable, NamedTuple, Optional, Protocol, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._containers import frozen
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import GpuopsError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import noting, refusing_shortage
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process, ProcFs
 
 # Reasons of survivors; part of what the modules return.
@@ -111,7 +110,13 @@ class HostSignaller:
 
     def send(self, processes: Sequence[Process], number: int) -> dict[Identity, str]:
         """See Signaller.send."""
-        return {process.identity: self._send(process, number) for process in processes}
+        answers: dict[Identity, str] = {}
+        sent = False
+        for process in processes:
+            with noting(changed=sent):
+                answers[process.identity] = self._send(process, number)
+            sent = sent or answers[process.identity] == SENT
+        return answers
 
     def living(self, processes: Sequence[Process]) -> list[Process]:
         """See Signaller.living."""
@@ -153,11 +158,15 @@ class HostSignaller:
 
 
 def _open_pidfd(pid: int) -> Optional[int]:
-    """A pidfd, or None where the kernel (before 5.3) or the interpreter has none. Raises ProcessLookupError."""
+    """A pidfd, or None where the kernel (before 5.3) or the interpreter has none.
+
+    Raises ProcessLookupError, and MachineError: for want of a handle nobody is signalled by his number alone.
+    """
     if not hasattr(os, "pidfd_open"):
         return None
     try:
-        return os.pidfd_open(pid)
+        with refusing_shortage(f"No handle can be had on process {pid}"):
+            return os.pidfd_open(pid)
     except ProcessLookupError:
         raise
     except OSError:
@@ -212,7 +221,7 @@ def terminate(
     for number, limit, ended in ((signal.SIGTERM, term_timeout, terminated), (signal.SIGKILL, kill_timeout, killed)):
         if not waiting or (number == signal.SIGTERM and limit <= 0):
             continue
-        with _noting(any_sent):
+        with noting(changed=any_sent):
             if number == signal.SIGKILL:
                 waiting = list(reinforce(waiting))
             answers = signaller.send(waiting, number)
@@ -223,32 +232,23 @@ def terminate(
         terminated += [one for one in waiting if one.identity in asked and answers.get(one.identity) == GONE]
         asked = {process.identity for process in signalled}
         stopped = [process for process in signalled if process.state == "T" and number == signal.SIGTERM]
-        with _noting(any_sent):
+        with noting(changed=any_sent):
             if stopped:
                 signaller.send(stopped, signal.SIGCONT)
             left = _wait(signalled, signaller, limit, clock)
         left_identities = {process.identity for process in left}
         ended += [process for process in signalled if process.identity not in left_identities]
         waiting = left + [process for process in waiting if process.identity in denied]
-    with _noting(any_sent):
+    with noting(changed=any_sent):
         living = signaller.living(waiting)
+        survivors = tuple(
+            Survivor(process, PERMISSION) if process.identity in denied else signaller.explain(process)
+            for process in living
+        )
     # The same after the last one.
     there = {process.identity for process in living}
     killed += [process for process in waiting if process.identity not in denied | there]
-    survivors = tuple(
-        Survivor(process, PERMISSION) if process.identity in denied else signaller.explain(process)
-        for process in living
-    )
     return Termination(tuple(terminated), tuple(killed), survivors, any_sent)
-
-
-@contextlib.contextmanager
-def _noting(changed: bool) -> Iterator[None]:
-    try:
-        yield
-    except GpuopsError as exc:
-        exc.fields["changed"] = changed or exc.fields.get("changed", False)
-        raise
 
 
 def _wait(processes: list[Process], signaller: Signaller, limit: float, clock: Clock) -> list[Process]:

@@ -290,7 +290,7 @@ stale_mib:
   sample: 31.5
 removed:
   description: Names of those that were removed (in check mode, would be).
-  returned: success
+  returned: success, and on failure where some were removed by then
   type: list
   elements: str
   sample: [sgl_shm_mm_312_5d41402a]

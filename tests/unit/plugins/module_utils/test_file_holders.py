@@ -12,15 +12,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ansible_collections.gpuops.inference.plugins.module_utils import _every_process, _side_by_side
-from ansible_collections.gpuops.inference.plugins.module_utils._file_holders import (
-    FileId,
-    find_holders,
-    parse_mapping,
-)
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import MachineError
+from ansible_collections.gpuops.inference.plugins.module_utils._file_holders import FileId, find_holders
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
 from tests.unit.doubles import DEAD_LEADER, WAITS, child
 from tests.unit.fake_proc import FakeProc
@@ -92,14 +87,14 @@ def test_who_does_not_let_himself_be_looked_into_is_named(tmp_path: Path, monkey
     proc = FakeProc(tmp_path)
     proc.add(10)
     proc.add(11, flags=0x00200000)
-    real = os.listdir
+    real = os.open
 
-    def refuse(path: str) -> list[str]:
-        if str(path).endswith("/fd"):
+    def refuse(path: str, *arguments: int, **options: int) -> int:
+        if str(path).endswith("/10/fd"):
             raise PermissionError
-        return real(path)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == (10,)
 
 
@@ -113,7 +108,7 @@ def test_a_file_that_its_file_system_hides_from_all_others_is_none_of_ours(
     real = os.stat
 
     def hide(path: object, **options: object) -> os.stat_result:
-        if str(path).endswith("/10/fd/0"):
+        if path == b"0":
             raise PermissionError
         return real(path, **options)  # type: ignore[arg-type]
 
@@ -134,7 +129,8 @@ def test_a_process_at_which_the_kernel_never_answers_is_not_waited_for(
     monkeypatch.setattr(_every_process, "ONE_SECONDS", 0.5)
     found = find_holders({file_id(segment)}, (), proc.procfs)
     assert found.unreadable == (120,)
-    assert len(found.files[file_id(segment)]) == 47
+    # What it has mapped is not known, what it has open is.
+    assert [one.pid for one in found.files[file_id(segment)]] == list(range(100, 148))
 
 
 @pytest.mark.parametrize(
@@ -145,15 +141,43 @@ def test_mappings_that_cannot_be_read_are_no_empty_ones(
 ) -> None:
     proc = FakeProc(tmp_path)
     proc.add(10)
-    monkeypatch.setattr("builtins.open", _failing_at_maps(open, error))
+    monkeypatch.setattr(os, "open", _failing_at_maps(os.open, error))
     assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == unreadable
 
 
-def test_one_that_is_listed_and_shows_nothing_is_unreadable(tmp_path: Path) -> None:
-    """Of others, an ordinary user sees no more where /proc is mounted with hidepid=1."""
+def test_of_one_whose_mappings_cannot_be_read_what_it_has_open_is_known(
+    tmp_path: Path, segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have another one mapped, which is not stale then."""
+    proc = FakeProc(tmp_path)
+    proc.add(10, fds=[segment])
+    monkeypatch.setattr(os, "open", _failing_at_maps(os.open, errno.EACCES))
+    found = find_holders({file_id(segment)}, (), proc.procfs)
+    assert [one.pid for one in found.files[file_id(segment)]] == [10]
+    assert found.unreadable == (10,)
+
+
+def test_without_a_handle_of_our_own_it_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socket", full)
+    with pytest.raises(MachineError, match="No socket can be had: Too many open files"):
+        find_holders((), {12}, FakeProc(tmp_path).procfs)
+
+
+def test_one_that_is_listed_and_shows_nothing_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others, an ordinary user sees no more where /proc is mounted with hidepid=1 (proc_pid_permission)."""
     proc = FakeProc(tmp_path)
     proc.add(10)
-    (proc.root / "10" / "stat").unlink()
+    real = os.open
+
+    def refuse(path: str, *arguments: int, **options: int) -> int:
+        if "/10/" in str(path):
+            raise PermissionError
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
     assert find_holders({FileId(1, 1)}, (), proc.procfs).unreadable == (10,)
 
 
@@ -174,8 +198,8 @@ def test_a_pid_that_is_given_again_while_it_is_looked_at_holds_nothing(
     real = os.stat
 
     def reuse(path: object, **options: object) -> os.stat_result:
-        if str(path).endswith("/10/fd/0"):
-            answer = real(path)  # type: ignore[arg-type]
+        if path == b"0":
+            answer = real(path, **options)  # type: ignore[arg-type]
             proc.remove(10)
             proc.add(10, start=777)
             return answer
@@ -183,34 +207,3 @@ def test_a_pid_that_is_given_again_while_it_is_looked_at_holds_nothing(
 
     monkeypatch.setattr(os, "stat", reuse)
     assert find_holders({file_id(segment)}, (), proc.procfs).files == {file_id(segment): []}
-
-
-@pytest.mark.parametrize(
-    ("line", "file"),
-    [
-        (b"7f00-7f10 rw-s 00000000 00:1a 77                     /dev/shm/psm_1", FileId(os.makedev(0, 0x1A), 77)),
-        (b"7f00-7f10 rw-s 00000000 00:1a 77                     /dev/shm/a (deleted)", FileId(os.makedev(0, 26), 77)),
-        (b"7f00-7f10 rw-s 00000000 00:1a 77", FileId(os.makedev(0, 26), 77)),
-        (b"7ffe-7fff rw-p 00000000 00:00 0                          [stack]", None),
-        (b"", None),
-        # What a file's name may hold: the end of a line, and what looks like the next one.
-        (b"psm_1 00:1a 77", None),
-        (b"7f00-7f10 rw-s 00000000 00:1a -77 x", None),
-        (b"7f00-7f10 rw-s 00000000 0000000000000:1a 77 x", None),
-        (b"7f00-7f10 rw-s 00000000 00:1a " + b"9" * 5000, None),
-    ],
-)
-def test_a_mapping_is_read(line: bytes, file: FileId | None) -> None:
-    assert parse_mapping(line) == file
-
-
-@given(st.binary(max_size=200))
-def test_no_line_of_mappings_is_an_error(line: bytes) -> None:
-    parse_mapping(line)
-
-
-def test_real_mappings_are_all_read() -> None:
-    lines = Path("/proc/self/maps").read_bytes().split(b"\n")
-    files = [line for line in lines if len(line.split()) > 4 and line.split()[4] != b"0"]
-    assert files
-    assert all(parse_mapping(line) for line in files)

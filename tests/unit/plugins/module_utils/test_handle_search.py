@@ -76,9 +76,7 @@ def test_only_the_machine_s_own_init_does_not_count_when_it_may_not_be_looked_in
     monkeypatch.setattr(ProcFs, "in_host_pid_namespace", lambda self: machine_s)
     for pid in (1, 2, 3):
         proc.add(pid)
-    search = HandleSearch({DeviceNumber("char", 195, 3)}, proc.procfs)
-    search.look_at_all()
-    assert search.unreadable == ({2, 3} if machine_s else {1, 2, 3})
+    assert look(proc, proc.card(3)).unreadable == (2 if machine_s else 3)
 
 
 @pytest.mark.usefixtures("soon")
@@ -160,14 +158,17 @@ def test_whom_the_kernel_names_and_who_has_let_go_since_or_ended_is_no_holder(
 
 @pytest.mark.parametrize("pid", [1, 100])
 def test_whom_the_kernel_names_and_who_may_not_be_looked_into_counts_whoever_it_is(
-    proc: FakeProc, kernel: Callable[..., HandleSearch], monkeypatch: pytest.MonkeyPatch, pid: int
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, pid: int
 ) -> None:
     def closed(*_arguments: object) -> None:
         raise PermissionError
 
+    monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
     monkeypatch.setattr(HandleReader, "handles", closed)
-    proc.add(pid)
-    assert kernel({pid: {pid}}).unreadable == {pid}
+    for one in (1, 100):
+        proc.add(one)
+    card = Device("card", DeviceNumber("char", 195, 3), 1)
+    assert find_holders([card], None, proc.procfs, ask_kernel=lambda _wanted: {pid: {pid}}) == Scan((), 1)
 
 
 def test_where_the_kernel_says_nothing_and_where_it_counts_otherwise_everybody_is_asked(

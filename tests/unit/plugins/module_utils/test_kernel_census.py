@@ -221,6 +221,19 @@ def test_who_does_not_name_those_that_are_known_is_not_believed(
     assert census({CARD}) is None
 
 
+def test_where_no_child_may_be_started_it_is_not_asked(
+    kernel: Callable[[Kernel], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could end us where it hangs."""
+
+    def no_more_processes() -> int:
+        raise BlockingIOError
+
+    kernel(raising(AssertionError("asked")))
+    monkeypatch.setattr(os, "fork", no_more_processes)
+    assert census({CARD}) is None
+
+
 def test_plain_files_are_not_asked_for(kernel: Callable[[Kernel], None]) -> None:
     kernel(raising(AssertionError("asked")))
     assert census({CARD, DeviceNumber("inode", 64769, 12)}) is None

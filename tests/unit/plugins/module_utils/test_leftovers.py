@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError, MachineError
 from ansible_collections.gpuops.inference.plugins.module_utils._leftovers import LeftoversRequest, find_leftovers
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._shared_memory import (
@@ -163,14 +164,14 @@ def test_one_who_can_reach_it_and_cannot_be_looked_into_keeps_everything(
 ) -> None:
     node.shm.make("multi_tokenizer_args_312", 1)
     node.add(5000, 77)
-    real = os.listdir
+    real = os.open
 
-    def refuse(path: Any) -> list[str]:
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
         if str(path).endswith("/5000/fd"):
             raise PermissionError
-        return real(path)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     result = node.look(clean_shm=True)
     assert (result["changed"], result["scan_complete"]) == (False, False)
     assert reasons(result) == {"multi_tokenizer_args_312": "unreadable"}
@@ -280,3 +281,20 @@ def test_a_table_of_sockets_that_cannot_be_read_fails(node: Node) -> None:
     with pytest.raises(ContainerError) as caught:
         node.look(ports=(30000,))
     assert caught.value.reason == "sockets_unreadable"
+
+
+def test_want_of_memory_after_a_segment_was_removed_names_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = node.shm.make("multi_tokenizer_args_312", 4096)
+
+    def short(_descriptor: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, "fstatvfs", short)
+    with pytest.raises(MachineError) as caught:
+        node.look(clean_shm=True)
+    assert not dead.exists()
+    assert caught.value.result()["changed"] is True
+    assert caught.value.result()["removed"] == [dead.name]
+    with pytest.raises(MachineError) as caught:
+        node.look(clean_shm=True)
+    assert (caught.value.result()["changed"], caught.value.result()["removed"]) == (False, [])

@@ -18,7 +18,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files imp
     File,
     MappedFiles,
     Mapping,
-    file_of,
+    file_at,
 )
 
 OURS = "/proc/self/maps"
@@ -50,7 +50,7 @@ def test_the_mappings_of_a_real_process_are_those_that_the_kernel_lists() -> Non
 def test_a_mapped_file_is_named_until_it_is_left_out(tmp_path: Path, access: int) -> None:
     path = tmp_path / "a name, with\nan end of line"
     path.write_bytes(b"\0" * 4096)
-    wanted, files = file_of(path.stat()), MappedFiles()
+    wanted, files = file_at(path.stat().st_dev, path.stat().st_ino), MappedFiles()
     with path.open("r+b") as stream, mmap.mmap(stream.fileno(), 4096, access=access):
         assert [mapping.file for mapping in files.of(OURS)].count(wanted) == 1
         assert [mapping.file for mapping in files.of(OURS)].count(wanted) == 1

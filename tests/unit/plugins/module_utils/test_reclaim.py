@@ -23,6 +23,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._errors import (
 from ansible_collections.gpuops.inference.plugins.module_utils._gpus import ComputeProcess, DriverReading, Gpu
 from ansible_collections.gpuops.inference.plugins.module_utils._machine import Machine
 from ansible_collections.gpuops.inference.plugins.module_utils._patterns import compile_patterns
+from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
 from ansible_collections.gpuops.inference.plugins.module_utils._reclaim import ReclaimRequest, computing, reclaim
 from ansible_collections.gpuops.inference.plugins.module_utils._selection import (
     DEFAULT_PROTECT,
@@ -255,7 +256,8 @@ def test_an_unknown_container_fails_before_any_signal(world: World, case: str) -
 def test_the_module_and_its_ancestors_are_spared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.holder(11, parent=10)
     world.holder(10)
-    monkeypatch.setattr(os, "getpid", lambda: 11)
+    real = ProcFs.ancestors
+    monkeypatch.setattr(ProcFs, "ancestors", lambda self, _ours: real(self, 11))
     assert spared(world.run()) == {10: "ourselves", 11: "ourselves"}
 
 

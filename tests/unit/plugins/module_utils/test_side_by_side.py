@@ -11,10 +11,12 @@ import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ansible_collections.gpuops.inference.plugins.module_utils import _side_by_side
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import MachineError
 from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import MOST_JOBS, side_by_side
 
 # A machine under load may leave a child waiting for as long as some tenths of a second.
@@ -65,39 +67,78 @@ def test_jobs_that_hang_are_given_up_and_the_others_done() -> None:
     assert side_by_side(hang, 9, stall=SOON) == ["0", "1", None, None, "16", "25", "36", "49", "64"]
 
 
-def test_the_job_of_a_child_that_died_is_done_again() -> None:
+def test_the_job_at_which_a_child_died_is_not_done_by_us_and_the_others_are_done() -> None:
     us = os.getpid()
 
     def die(job: int) -> str:
-        if job == 1 and os.getpid() != us:
+        assert os.getpid() != us
+        if job in (1, 2):
             os.kill(os.getpid(), signal.SIGKILL)
         return square(job)
 
-    assert side_by_side(die, 5) == ["0", "1", "4", "9", "16"]
+    assert side_by_side(die, 5) == ["0", None, None, "9", "16"]
+
+
+@pytest.mark.parametrize("error", [MemoryError, BlockingIOError])
+def test_a_child_that_lacks_what_it_needs_has_died(error: type[Exception]) -> None:
+    def fail(job: int) -> str:
+        if job == 1:
+            raise error
+        return square(job)
+
+    assert side_by_side(fail, 5) == ["0", None, "4", "9", "16"]
+
+
+def test_where_no_child_lives_to_begin_anything_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(_lifeline: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(_side_by_side, "_die_at_the_end_of", die)
+    assert side_by_side(square, 3) == [None, None, None]
 
 
 def test_a_mistake_in_the_work_is_raised_in_the_parent() -> None:
     def fail(job: int) -> str:
-        raise ValueError(job)
+        raise ValueError(f"job {job}")
 
-    with pytest.raises(ValueError, match="0"):
-        side_by_side(fail, 3)
+    with pytest.raises(RuntimeError, match="ValueError: job 0"):
+        side_by_side(fail, 1)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_without_the_handles_for_the_jobs_it_is_said_so(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    _limit(monkeypatch, "pipe", allowed, errno.EMFILE)
+    with pytest.raises(MachineError, match="No pipe to a child can be had: Too many open files"):
+        side_by_side(square, 3)
+
+
+@pytest.mark.parametrize("allowed", [2, 3])
+def test_without_the_handles_for_all_children_all_is_done_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    _limit(monkeypatch, "pipe", allowed, errno.EMFILE)
+    assert side_by_side(square, 9) == [square(job) for job in range(9)]
+
+
+def _limit(monkeypatch: pytest.MonkeyPatch, name: str, allowed: int, error: int) -> None:
+    """Let this call to the kernel succeed so many times, then fail."""
+    call = getattr(os, name)
+    made: list[bool] = []
+
+    def limited() -> Any:
+        if len(made) >= allowed:
+            raise OSError(error, os.strerror(error))
+        made.append(True)
+        return call()
+
+    monkeypatch.setattr(os, name, limited)
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
 def test_where_no_more_children_may_be_started_all_is_done_all_the_same(
     monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
-    fork = os.fork
-    started: list[bool] = []
-
-    def limited() -> int:
-        if len(started) >= allowed:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        started.append(True)
-        return fork()
-
-    monkeypatch.setattr(os, "fork", limited)
+    _limit(monkeypatch, "fork", allowed, errno.EAGAIN)
     assert side_by_side(square, 9) == [square(job) for job in range(9)]
 
 
@@ -111,7 +152,7 @@ def test_a_child_runs_nothing_of_what_its_parent_does_at_its_end(tmp_path: Path)
 
 
 def test_an_interrupt_ends_the_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: object, stall: float) -> bool:
+    def interrupted(self: object, stall: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_side_by_side._Crew, "listen", interrupted)

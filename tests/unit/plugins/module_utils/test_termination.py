@@ -15,7 +15,7 @@ from typing import Any, Optional
 import pytest
 
 from ansible_collections.gpuops.inference.plugins.module_utils import _termination
-from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError
+from ansible_collections.gpuops.inference.plugins.module_utils._errors import ContainerError, MachineError
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Identity, Process, ProcFs
 from ansible_collections.gpuops.inference.plugins.module_utils._termination import (
     DENIED,
@@ -23,6 +23,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._termination impo
     SENT,
     DryRunSignaller,
     HostSignaller,
+    Survivor,
     SystemClock,
     Termination,
     reason_of,
@@ -413,6 +414,20 @@ def test_a_process_that_may_not_be_signalled_is_denied(monkeypatch: pytest.Monke
     assert answer == DENIED
 
 
+def test_without_a_handle_on_a_process_it_is_not_signalled_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the signal the number may be given to another."""
+
+    def full(_pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with child(WAITS) as process:
+        target = seen(process.pid)
+        monkeypatch.setattr(os, "pidfd_open", full, raising=False)
+        with pytest.raises(MachineError, match=f"No handle can be had on process {process.pid}: Too many open files"):
+            send(target, KILL)
+        assert process.poll() is None
+
+
 def test_no_handle_is_left_open() -> None:
     before = os.listdir("/proc/self/fd")
     with child(WAITS) as process:
@@ -518,3 +533,41 @@ def test_an_error_at_the_first_signal_says_that_nothing_was_changed() -> None:
     with pytest.raises(ContainerError) as caught:
         terminate([make_process(7)], Breaks(), term_timeout=1, kill_timeout=1, clock=FakeClock())
     assert caught.value.result()["changed"] is False
+
+
+def short() -> MachineError:
+    return MachineError("no memory", reason="shortage")
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_want_of_memory_between_two_signals_says_whether_the_first_was_sent(
+    monkeypatch: pytest.MonkeyPatch, signalled: int
+) -> None:
+    with child(WAITS) as first, child(WAITS) as second:
+        targets = [seen(first.pid), seen(second.pid)]
+        procfs = ProcFs()
+        real = procfs.look_again
+
+        def look_again(process: Process) -> Optional[Process]:
+            if process == targets[signalled]:
+                raise short()
+            return real(process)
+
+        monkeypatch.setattr(procfs, "look_again", look_again)
+        with pytest.raises(MachineError) as caught:
+            HostSignaller(procfs).send(targets, TERM)
+        assert caught.value.result()["changed"] is (signalled == 1)
+        assert second.poll() is None
+
+
+def test_want_of_memory_where_a_survivor_is_explained_says_that_something_was_changed() -> None:
+    class Breaks(DryRunSignaller):
+        def living(self, processes: Sequence[Process]) -> list[Process]:
+            return list(processes)
+
+        def explain(self, process: Process) -> Survivor:
+            raise short()
+
+    with pytest.raises(MachineError) as caught:
+        terminate([make_process(7)], Breaks(), term_timeout=0, kill_timeout=0, clock=FakeClock())
+    assert caught.value.result()["changed"] is True
