@@ -12,12 +12,12 @@ author:
   - The gpuops.inference founders (@gpuops)
 description:
   - Finds every process that holds a card, whatever its name, and ends those that may be ended. SIGTERM first, then
-    SIGKILL, each with a limit.
-    Then it looks again.
+    SIGKILL, each with a limit. Then it looks again.
   - A holder is found by the device's number in file handles (of threads too) and mappings, so also through a node
-    that a container made for
-    itself, where C(fuser) and C(lsof) on the machine find nothing. The driver's own list of compute processes says
-    who computes where.
+    that a container made for itself, where C(fuser) and C(lsof) on the machine find nothing. The driver's own list of
+    compute processes says who computes where.
+  - As root on Linux 5.12 and later the kernel itself is asked who that is, by a BPF program that only reads and is
+    gone after each look. Where it does not let itself be asked, every process is looked at.
   - What the holders fork meanwhile is ended as well, as M(gpuops.inference.pct_kill_processes) does it. What somebody
     else starts again is named and left alone.
   - The first process of a container, such as a server that Docker runs, is never ended, since the whole container
