@@ -80,13 +80,13 @@ class HandleSearch:
         # Only now is it known whose handles they are.
         handles: list[Handle] = []
         try:
+            handles += self._reader.handles_of_threads(pid, set(self._threads.get(pid, ())) - {pid})
             for handle in self._reader.handles(pid) if mapped else self._reader.open_handles(pid):
                 handles.append(handle)
         except OSError:
             if not handles:
                 raise
             mapped = False
-        handles = handles or self._reader.handles_of_threads(pid, self._threads.get(pid, ()))
         return (stat.start_ticks, handles, mapped) if handles else None
 
     def _note(self, asked: Asked) -> None:

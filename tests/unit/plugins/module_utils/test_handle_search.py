@@ -148,6 +148,20 @@ def test_a_handle_of_a_thread_alone_is_looked_for_where_the_kernel_names_the_thr
     assert not kernel({100: {100}}).found
 
 
+def test_a_handle_of_a_thread_counts_beside_those_of_its_process(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has the node that CUDA opens beside the card, one thread the card itself."""
+    monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
+    card, uvm = proc.card(3), proc.uvm()
+    proc.add(100, threads=2, fds=[uvm])
+    proc.thread(100, 101, fds=[card])
+    device = Device(str(card), number_of(card.stat()), 1)
+    named = {100: {100, 101}}
+    found = find_holders([device], number_of(uvm.stat()), proc.procfs, ask_kernel=lambda _wanted: named)
+    assert [(holder.evidence_list, holder.compute_context) for holder in found.holders] == [([THREAD_FD], True)]
+
+
 def test_whom_the_kernel_names_and_who_has_let_go_since_or_ended_is_no_holder(
     proc: FakeProc, kernel: Callable[..., HandleSearch]
 ) -> None:
