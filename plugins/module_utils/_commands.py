@@ -13,6 +13,7 @@ import time
 from typing import NamedTuple, Optional, Protocol, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import CommandError
+from ansible_collections.gpuops.inference.plugins.module_utils._own_children import children_wait_for_us
 
 # After SIGKILL a child gets this long to be reaped. One in uninterruptible sleep never is, and is left behind.
 REAP_SECONDS = 1.0
@@ -48,7 +49,10 @@ class SystemRunner:
 
     def run(self, argv: Sequence[str], *, timeout: float) -> Completed:
         """See Runner.run. Returns or raises within ``timeout`` + REAP_SECONDS even where the child cannot be killed."""
-        command = [find_executable(argv[0]), *argv[1:]]
+        with children_wait_for_us():
+            return self._run([find_executable(argv[0]), *argv[1:]], timeout)
+
+    def _run(self, command: list[str], timeout: float) -> Completed:
         # LC_ALL=C, because every parser here is written against the untranslated text.
         environment = {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
         try:

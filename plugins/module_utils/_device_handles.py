@@ -70,10 +70,14 @@ class Holder:
 
 
 class Scan(NamedTuple):
-    """Everyone who holds one of the devices; ``unreadable`` processes could not be looked into (run as root)."""
+    """Everyone who holds one of the devices; ``unreadable`` processes could not be looked into (run as root).
+
+    ``by_kernel``: the kernel named those who were looked into. Otherwise all were.
+    """
 
     holders: tuple[Holder, ...]
     unreadable: int
+    by_kernel: bool = False
 
 
 def card_device(directory: str, minor: int, gpu: Optional[int], label: object = None) -> Device:
@@ -178,7 +182,7 @@ def find_holders(
         # machines). It opens no cards.
         unreadable = unreadable - {1}
     # Those who are not even listed count as one.
-    return Scan(tuple(holders), len(unreadable) + procfs.hides_processes())
+    return Scan(tuple(holders), len(unreadable) + procfs.hides_processes(), search.named is not None)
 
 
 def _holder(

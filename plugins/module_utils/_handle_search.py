@@ -54,13 +54,33 @@ class HandleSearch:
         """Look at every process that may hold something: those that the kernel names, or else all there are."""
         named = self._named_by_the_kernel()
         if named is not None:
-            self.named, self._threads = frozenset(named), named
-            self.look_at(named)
+            self._look_at_those(named)
             return
         pids = set(self._procfs.pids())
         hung = pids & self._procfs.known_to_hang()
         self._note(ask_all(pids - hung, lambda pid: self._whole(pid) if any(self._reader.handles(pid)) else None))
         self._note(Asked({}, set(), hung))
+
+    def _look_at_those(self, named: Mapping[int, Collection[int]]) -> None:
+        """Look at the threads that the kernel named, by process, and ask it once more where nothing is to be seen.
+
+        Who has ended or let go is not named again. Who is holds what /proc does not show: it hides mappings from a root
+        that lacks a capability.
+        """
+        self.named, self._threads = frozenset(named), named
+        self.look_at(named)
+        unseen = self._unseen(named)
+        again = self._ask_kernel(self._wanted) if unseen else {}
+        if again is not None:
+            # Who only watches lets go and takes hold anew.
+            self._threads = {pid: again[pid] for pid in unseen & again.keys()}
+            self.look_at(self._threads)
+            unseen = self._unseen(self._threads)
+        self.unreadable = unseen
+
+    def _unseen(self, named: Mapping[int, object]) -> set[int]:
+        """Those who are there, and of whom nothing was found."""
+        return {pid for pid in named.keys() - self.found.keys() if self._procfs.stat(pid) is not None}
 
     def _named_by_the_kernel(self) -> Optional[dict[int, set[int]]]:
         """The threads that hold something, by process. None where all processes have to be asked.

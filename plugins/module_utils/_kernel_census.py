@@ -6,6 +6,9 @@
 Below /proc each handle of each process has to be asked for by itself. Here a program in the kernel walks over all its
 tables, and says only who has what is wanted: a tenth of the work, and a thread with handles of its own is seen as well.
 It is believed only after it has named this very process, which for the while holds something of either kind.
+
+Before Linux 6.1.8 the walk over the mappings of a process that ends meanwhile could bring the kernel down, and whom we
+look at is often about to end. Such a kernel is not asked; it is told by its types.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import AbstractSet, Callable, NamedTuple, Optional
 from ansible_collections.gpuops.inference.plugins.module_utils._bpf_program import R1, R2, R6, R7, R8, Program
 from ansible_collections.gpuops.inference.plugins.module_utils._btf import KernelTypes, UnknownTypesError
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, number_of
+from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import MappedFiles
 from ansible_collections.gpuops.inference.plugins.module_utils._side_by_side import side_by_side
 
 _TYPES = "/sys/kernel/btf/vmlinux"
@@ -62,14 +66,14 @@ class Layout(NamedTuple):
 def census(wanted: AbstractSet[DeviceNumber]) -> Optional[dict[int, set[int]]]:
     """Which threads have any of these devices open or mapped, by process, all as the machine itself numbers them.
 
-    None where the kernel does not say (older than Linux 5.12, or we are not root), does not answer in time, or is not
+    None where the kernel does not say (older than Linux 6.1.8, or we are not root), does not answer in time, or is not
     to be believed; and for plain files. Then each process has to be asked.
     """
     if any(number.kind == "inode" for number in wanted):
         return None
     try:
         layout = _layout()
-    except (OSError, UnknownTypesError):
+    except (OSError, MemoryError, UnknownTypesError):
         return None
 
     parent = os.getpid()
@@ -92,9 +96,16 @@ def census(wanted: AbstractSet[DeviceNumber]) -> Optional[dict[int, set[int]]]:
 def _layout() -> Layout:
     """Raises OSError or UnknownTypesError where this kernel does not describe itself."""
     with open(_TYPES, "rb") as stream:
-        description = stream.read()
-    files, mappings = "bpf_iter_task_file", "bpf_iter_task_vma"
-    types = KernelTypes(description, (files, mappings, "task_struct", "vm_area_struct", "file", "inode"))
+        return layout_of(stream.read())
+
+
+def layout_of(description: bytes) -> Layout:
+    """What a kernel's description of its types says. Raises UnknownTypesError, also where it must not be asked."""
+    files, mappings, walk = "bpf_iter_task_file", "bpf_iter_task_vma", "bpf_iter_seq_task_vma_info"
+    types = KernelTypes(description, (files, mappings, walk, "task_struct", "vm_area_struct", "file", "inode"))
+    # Only a walk that keeps the memory of the process it is at survives the end of that process. It does since the
+    # kernel's commit 7ff94f276f8e, which distributions took over under older numbers.
+    types.offset(walk, "mm")
     return Layout(
         # The places are those in struct bpf_iter__task_file and bpf_iter__task_vma.
         tables=(Table(types.function(files), 24, False), Table(types.function(mappings), 16, True)),
@@ -108,7 +119,7 @@ def _layout() -> Layout:
     )
 
 
-def program(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber], inode: int) -> bytes:
+def program(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber], inode: Optional[int] = None) -> bytes:
     """Code that tells of each entry whose file has the number of one of these devices, or this ``inode``."""
     code = Program()
     code.copy(R6, R1)
@@ -124,9 +135,10 @@ def program(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber], ino
     code.load(R1, R8, layout.device, 4)
     for number in sorted({_kernel_s(one) for one in wanted}):
         code.jump_if(R1, number, "tell")
-    code.load(R1, R8, layout.inode_number)
-    code.set(R2, inode)
-    code.jump_if_same(R1, R2, "tell")
+    if inode is not None:
+        code.load(R1, R8, layout.inode_number)
+        code.set(R2, inode)
+        code.jump_if_same(R1, R2, "tell")
     code.jump("done")
     code.label("tell")
     for source, offset, size, place in (
@@ -150,23 +162,49 @@ def program(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber], ino
 def _ask(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[tuple[int, int]]]:
     """Process and thread of everyone who has one of these in the table; None where that is not to be known."""
     try:
-        # Only here: a Python may lack what it needs.
-        from ansible_collections.gpuops.inference.plugins.module_utils._bpf import iterate
-
-        with open(_WITNESS, "rb", buffering=0) as device, open(os.memfd_create("gpuops"), "r+b") as file:
-            file.truncate(mmap.PAGESIZE)
-            mine, inode = number_of(os.fstat(device.fileno())), os.fstat(file.fileno()).st_ino
-            with mmap.mmap(file.fileno(), mmap.PAGESIZE):
-                said = iterate(program(layout, table, {*wanted, mine}, inode), table.number)
-        entries = [_entry(*record) for record in _RECORD.iter_unpack(said)]
+        entries = (_mapped if table.mapping else _opened)(layout, table, wanted)
     except (ImportError, OSError, struct.error):
         return None
-    own = [entry for entry in entries if entry.pid == os.getpid()]
-    if not any(entry.inode == inode for entry in own):
+    if entries is None:
         return None
-    if not table.mapping and not any(entry.number == mine for entry in own):
-        return None
-    return sorted({(entry.pid, entry.thread) for entry in entries if entry.number in wanted and entry not in own})
+    return sorted({(entry.pid, entry.thread) for entry in entries if entry.number in wanted})
+
+
+def _opened(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[_Entry]]:
+    """What the kernel tells of open files, without our own; None where it does not tell of ours."""
+    with open(_WITNESS, "rb", buffering=0) as device:
+        mine = number_of(os.fstat(device.fileno()))
+        entries = _told(program(layout, table, {*wanted, mine}), table)
+    own = [entry for entry in entries if entry.pid == os.getpid() and entry.number == mine]
+    return [entry for entry in entries if entry not in own] if own else None
+
+
+def _mapped(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[_Entry]]:
+    """What the kernel tells of mapped files; None where it does not tell of ours."""
+    # Shared memory without a name is a mapped file like any other, and can be had everywhere.
+    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
+        inode = _inode_of(memory)
+        entries = _told(program(layout, table, wanted, inode), table)
+    return entries if any(entry.pid == os.getpid() and entry.inode == inode for entry in entries) else None
+
+
+def _inode_of(memory: mmap.mmap) -> int:
+    """That of the file without a name behind shared memory. Raises OSError where it is not to be known."""
+    import ctypes
+
+    begins = "%x-" % ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for span, file in MappedFiles().of("/proc/self/maps"):
+        if span.startswith(begins):
+            return file.inode
+    raise FileNotFoundError("our own mapping is not listed")
+
+
+def _told(code: bytes, table: Table) -> list[_Entry]:
+    """All entries of the table of which the program tells. Raises OSError, struct.error, and ImportError."""
+    # Only here: a Python may lack what it needs.
+    from ansible_collections.gpuops.inference.plugins.module_utils._bpf import iterate
+
+    return [_entry(*record) for record in _RECORD.iter_unpack(iterate(code, table.number))]
 
 
 class _Entry(NamedTuple):

@@ -206,8 +206,11 @@ class ProcFs:
         return parse_stat(text) if text is not None else None
 
     def note_that_it_hangs(self, pids: Collection[int]) -> None:
-        """Remember processes whose mappings never come, so that not every look has to wait for them anew."""
-        seen = map(self.stat, pids)
+        """Remember processes whose mappings never come, so that not every look has to wait for them anew.
+
+        Whose threads do not sleep in the kernel did not hang: the child that asked died of something else.
+        """
+        seen = (self.stat(pid) for pid in pids if self.uninterruptible_task(pid) is not None)
         self._hung |= {Identity(stat.pid, stat.start_ticks) for stat in seen if stat is not None}
 
     def known_to_hang(self) -> set[int]:

@@ -18,6 +18,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._device_handles i
     DRIVER,
     Device,
     Holder,
+    Scan,
     card_device,
     card_devices,
     compute_node,
@@ -84,9 +85,9 @@ class Plan(NamedTuple):
 class Sighting(NamedTuple):
     """One look at the holders and the decision about them."""
 
+    scan: Scan
     holders: dict[Identity, Holder]
     selection: Selection
-    unreadable: int
     members: Optional[frozenset[Identity]]
 
 
@@ -218,7 +219,7 @@ def _look(request: ReclaimRequest, plan: Plan, container: Optional[ContainerStat
         members=inside,
     )
     selection = select_holders(scan.holders, rules)
-    return Sighting({holder.process.identity: holder for holder in scan.holders}, selection, scan.unreadable, inside)
+    return Sighting(scan, {holder.process.identity: holder for holder in scan.holders}, selection, inside)
 
 
 def _members(container: Optional[ContainerStatus], machine: Machine) -> Optional[frozenset[Identity]]:
@@ -251,11 +252,10 @@ class _Report:
         present += [one.process for one in termination.survivors if one.process.identity not in self._before.holders]
         left = [self._describe(process) for process in present if process.identity not in gone]
         warnings = list(plan.warnings)
-        if self._before.unreadable:
+        unreadable = self._before.scan.unreadable
+        if unreadable:
             advice = "Run as root." if os.geteuid() else "Something on this machine keeps even root from it."
-            warnings.append(
-                f"{self._before.unreadable} processes could not be looked into, so there may be more holders. {advice}"
-            )
+            warnings.append(f"{unreadable} processes could not be looked into, so there may be more holders. {advice}")
         warnings += [
             f"{describe(self._describe(one.process))} holds a card and was not signalled: it is the first process of "
             "its container, which would go down with it. Restart that container instead."
@@ -275,7 +275,8 @@ class _Report:
             "killed": [self._describe(process) for process in termination.killed],
             "survivors": survivors,
             "respawned": respawned,
-            "scan_complete": self._before.unreadable == 0,
+            "scan_complete": unreadable == 0,
+            "scan_source": "kernel" if self._before.scan.by_kernel else "proc",
             "diff": process_diff(holders, left + respawned),
             "warnings": warnings,
         }

@@ -19,6 +19,7 @@ import traceback
 from typing import Callable, NoReturn, Optional, Sequence
 
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import refusing_shortage
+from ansible_collections.gpuops.inference.plugins.module_utils._own_children import children_wait_for_us
 
 # Each job is one byte in the pipe that hands the jobs out.
 MOST_JOBS = 256
@@ -43,13 +44,18 @@ def side_by_side(work: Work, jobs: int, *, stall: Optional[float] = None) -> lis
     at which its child died. Where no child can be started we work ourselves, and wait for as long as that takes.
     Raises RuntimeError for an exception in ``work``, and MachineError where there is no handle for a pipe.
     """
+    with children_wait_for_us():
+        answers = _answers(work, range(jobs), STALL_SECONDS if stall is None else stall)
+    return [answers.get(job) for job in range(jobs)]
+
+
+def _answers(work: Work, left: Sequence[int], stall: float) -> dict[int, Optional[str]]:
     answers: dict[int, Optional[str]] = {}
-    left: Sequence[int] = range(jobs)
     while left:
         with refusing_shortage("No pipe to a child can be had"):
             crew = _Crew(work, left)
         try:
-            crew.listen(STALL_SECONDS if stall is None else stall)
+            crew.listen(stall)
         finally:
             crew.dismiss()
         if crew.mistakes:
@@ -60,7 +66,7 @@ def side_by_side(work: Work, jobs: int, *, stall: Optional[float] = None) -> lis
             break
         # What was begun and not answered is not tried again. Where nothing was begun, nothing can be.
         left = crew.not_begun if len(crew.not_begun) < len(left) else ()
-    return [answers.get(job) for job in range(jobs)]
+    return answers
 
 
 class _Crew:

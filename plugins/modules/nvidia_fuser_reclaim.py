@@ -16,8 +16,9 @@ description:
   - A holder is found by the device's number in file handles (of threads too) and mappings, so also through a node
     that a container made for itself, where C(fuser) and C(lsof) on the machine find nothing. The driver's own list of
     compute processes says who computes where.
-  - As root on Linux 5.12 and later the kernel itself is asked who that is, by a BPF program that only reads and is
-    gone after each look. Where it does not let itself be asked, every process is looked at.
+  - As root on Linux 6.1.8 and later the kernel itself is asked who that is, by a BPF program that only reads and is
+    gone after each look. Where it does not let itself be asked, every process is looked at. RV(scan_source) says which
+    of the two it was.
   - What the holders fork meanwhile is ended as well, as M(gpuops.inference.pct_kill_processes) does it. What somebody
     else starts again is named and left alone.
   - The first process of a container, such as a server that Docker runs, is never ended, since the whole container
@@ -248,6 +249,13 @@ scan_complete:
   returned: success, and on failure because of survivors
   type: bool
   sample: true
+scan_source:
+  description:
+    - Who said which processes have a card open. V(kernel), it was asked for all at once. V(proc), every process was
+      looked at below C(/proc), which takes longer and misses what a thread has open for itself alone.
+  returned: success, and on failure because of survivors
+  type: str
+  sample: kernel
 cmd:
   description: The command that failed. Exit status and both streams stand beside it, as C(rc), C(stdout), C(stderr).
   returned: failure of a command

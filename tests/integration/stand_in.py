@@ -80,6 +80,7 @@ def stand_in(**manner: Any) -> Iterator[StandIn]:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: StandIn
+    under_way = False
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -106,6 +107,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         server.asked.append((self.path, body))
         if self._turned_away(False):
             return
+        self.under_way = True
         with server.lock:
             server.under_way += 1
             server.most_under_way = max(server.most_under_way, server.under_way)
@@ -121,8 +123,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             else:
                 self._send(404, {"detail": "Not Found"})
         finally:
-            with server.lock:
-                server.under_way -= 1
+            self._answered()
+
+    def _answered(self) -> None:
+        """Before the client gets to know it: it may ask again at once."""
+        with self.server.lock:
+            self.server.under_way -= self.under_way
+            self.under_way = False
 
     def _turned_away(self, is_open: bool) -> bool:
         manner = self.server.manner
@@ -174,6 +181,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         finish = "abort" if manner.fault == "abort" else "length" if len(words) == limit else "stop"
         self._event({"choices": [{"delta": {}, "finish_reason": finish}]})
         self._event(self._last_event(body, steps, len(words)))
+        self._answered()
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
@@ -264,6 +272,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _send(self, status: int, value: Any) -> None:
+        self._answered()
         data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))

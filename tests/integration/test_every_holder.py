@@ -7,20 +7,23 @@ it, a plain file.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Device, Holder, find_holders
+from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Device, Holder, Scan, find_holders
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, number_of
 from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import census
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
@@ -101,14 +104,12 @@ class Crowd(NamedTuple):
 
 
 # It numbers processes as the machine does, so it is asked in the machine's own pid namespace only.
-KERNEL = pytest.param(
-    "the kernel",
-    marks=[
-        pytest.mark.root,
-        pytest.mark.alone,
-        pytest.mark.skipif(not SEES_ALL, reason="the kernel tells root only, in the machine's own pid namespace"),
-    ],
-)
+ASKS_THE_KERNEL = [
+    pytest.mark.root,
+    pytest.mark.alone,
+    pytest.mark.skipif(not SEES_ALL, reason="the kernel tells root only, in the machine's own pid namespace"),
+]
+KERNEL = pytest.param("the kernel", marks=ASKS_THE_KERNEL)
 
 Look = Callable[[Path], dict[int, Holder]]
 
@@ -220,15 +221,52 @@ def test_a_handle_in_a_thread_s_own_table_is_named_by_the_kernel(on_a_device: Cr
         assert look(on_a_device.card)[pid].evidence_list == ["thread_fd"]
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_the_kernel_tells_nobody_but_root() -> None:
-    """Then a look goes below /proc, and counts those that it may not look into."""
-    os.seteuid(65534)
+@pytest.mark.parametrize("user", [pytest.param(0, marks=ASKS_THE_KERNEL), pytest.param(65534, marks=ASKS_THE_KERNEL)])
+def test_the_kernel_tells_nobody_but_root(user: int) -> None:
+    """Others look below /proc, and count those that they may not look into."""
+    os.seteuid(user)
     try:
-        assert census({DeviceNumber("char", 1, 5)}) is None
+        assert (census({DeviceNumber("char", 1, 5)}) is not None) == (user == 0)
     finally:
         os.seteuid(0)
+
+
+@pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=ASKS_THE_KERNEL)])
+def test_whom_the_kernel_names_though_proc_hides_what_he_holds_counts(tmp_path: Path, hidden: bool) -> None:
+    """As root in a service without these capabilities (CapabilityBoundingSet=), which following a mapping takes."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make device nodes")
+    card = tmp_path / "card"
+    os.mknod(card, stat.S_IFCHR | 0o666, ZERO)
+    device = Device(str(card), number_of(card.stat()), 1)
+    shell = ["/bin/sh", "-c", OWN_NODE, "sh", str(tmp_path), sys.executable, PROGRAMS["mapping"]]
+
+    def look() -> Scan:
+        if hidden:
+            give_up(CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE)
+        return find_holders([device], None, ProcFs())
+
+    # What a thread gives up, the others keep.
+    with holding(["unshare", "--mount", *shell]) as pid, ThreadPoolExecutor(1) as thread:
+        found = thread.submit(look).result()
+    seen = [holder.process.pid for holder in found.holders]
+    assert (seen, found.unreadable) == (([], 1) if hidden else ([pid], 0))
+
+
+CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE = 21, 40
+
+
+def give_up(*capabilities: int) -> None:
+    """Take capabilities from the calling thread: capset(2), version 3, whose sets lie in two halves of 32 bits."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("=Ii", 0x20080522, 0)
+    halves = ctypes.create_string_buffer(24)
+    assert libc.capget(header, halves) == 0
+    words = list(struct.unpack("=6I", halves.raw))
+    for capability in capabilities:
+        for of in (0, 1):
+            words[3 * (capability // 32) + of] &= ~(1 << capability % 32)
+    assert libc.capset(header, struct.pack("=6I", *words)) == 0
 
 
 @pytest.mark.parametrize("look", ["children", "no children"], indirect=True)

@@ -26,6 +26,9 @@ from tests.unit.fake_proc import FakeProc
 
 NULL = Path("/dev/null")
 
+# What the kernel says: threads, by process.
+Named = Optional[dict[int, set[int]]]
+
 
 @pytest.fixture
 def proc(tmp_path: Path) -> FakeProc:
@@ -45,12 +48,13 @@ def look(proc: FakeProc, *nodes: Path) -> Scan:
 
 @pytest.fixture
 def kernel(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> Callable[..., HandleSearch]:
-    """A look for card 3 where the kernel names these threads, by process."""
+    """A look for a card where the kernel names these threads, by process. It is asked once for each that is given."""
     monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
 
-    def search(named: Optional[dict[int, set[int]]], card: Path = NULL, *, machine_s: bool = True) -> HandleSearch:
+    def search(*named: Named, card: Path = NULL, machine_s: bool = True) -> HandleSearch:
         monkeypatch.setattr(ProcFs, "in_host_pid_namespace", lambda self: machine_s)
-        one = HandleSearch({number_of(card.stat())}, proc.procfs, ask_kernel=lambda _wanted: named)
+        answers = iter(named)
+        one = HandleSearch({number_of(card.stat())}, proc.procfs, ask_kernel=lambda _wanted: next(answers))
         one.look_at_all()
         return one
 
@@ -120,6 +124,16 @@ def test_a_process_that_hangs_is_not_waited_for_again_until_it_goes_on(proc: Fak
 
 
 @pytest.mark.usefixtures("soon")
+def test_a_process_no_thread_of_which_sleeps_in_the_kernel_is_not_taken_for_one_that_hangs(proc: FakeProc) -> None:
+    """The child that asked died of something else, as of a lack of memory."""
+    proc.add(100, fds=[NULL])
+    hang(proc, 100)
+    assert look(proc, proc.card(3)) == Scan((), 1)
+    proc.become(100, "D")
+    assert proc.procfs.known_to_hang() == set()
+
+
+@pytest.mark.usefixtures("soon")
 def test_another_process_with_the_number_of_one_that_hung_is_asked(proc: FakeProc) -> None:
     one = proc.card(3)
     proc.add(100, fds=[NULL])
@@ -145,7 +159,7 @@ def test_a_handle_of_a_thread_alone_is_looked_for_where_the_kernel_names_the_thr
         proc.thread(100, thread, fds=[NULL])
     search = kernel({100: {102}})
     assert [handle.evidence for handle in search.found[100].handles] == [THREAD_FD]
-    assert not kernel({100: {100}}).found
+    assert not kernel({100: {100}}, {}).found
 
 
 def test_a_handle_of_a_thread_counts_beside_those_of_its_process(
@@ -166,8 +180,41 @@ def test_whom_the_kernel_names_and_who_has_let_go_since_or_ended_is_no_holder(
     proc: FakeProc, kernel: Callable[..., HandleSearch]
 ) -> None:
     proc.add(100, fds=[proc.card(1)])
-    search = kernel({100: {100}, 4242: {4242, 4243}})
+    search = kernel({100: {100}, 4242: {4242, 4243}}, {})
     assert (search.found, search.unreadable) == ({}, set())
+    # Of those who have ended, nobody has to be asked.
+    assert kernel({4242: {4242}}).unreadable == set()
+
+
+@pytest.mark.parametrize("again", [{100: {100}}, {100: {100}, 101: {101}, 4242: {4242}}, None])
+def test_whom_the_kernel_names_again_though_nothing_is_to_be_seen_is_not_free(
+    proc: FakeProc, kernel: Callable[..., HandleSearch], again: Named
+) -> None:
+    """/proc hides mappings from a root that lacks a capability, and fails at handles on some file systems."""
+    for pid in (100, 101):
+        proc.add(pid, fds=[proc.card(1)])
+    proc.add(102, fds=[NULL])
+    search = kernel({100: {100}, 102: {102}, 4242: {4242}}, again)
+    assert (list(search.found), search.unreadable) == ([102], {100})
+
+
+def test_who_let_go_and_took_hold_anew_is_found_at_the_second_look(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As who only watches does, each second."""
+    monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
+    proc.add(100, threads=2, fds=[proc.card(1)])
+
+    def name(_wanted: object) -> dict[int, set[int]]:
+        named.append({100: {101}} if named else {100: {100}})
+        if len(named) == 2:
+            proc.thread(100, 101, fds=[NULL])
+        return named[-1]
+
+    named: list[dict[int, set[int]]] = []
+    search = HandleSearch({number_of(NULL.stat())}, proc.procfs, ask_kernel=name)
+    search.look_at_all()
+    assert (list(search.found), search.unreadable, len(named)) == ([100], set(), 2)
 
 
 @pytest.mark.parametrize("pid", [1, 100])
@@ -182,7 +229,7 @@ def test_whom_the_kernel_names_and_who_may_not_be_looked_into_counts_whoever_it_
     for one in (1, 100):
         proc.add(one)
     card = Device("card", DeviceNumber("char", 195, 3), 1)
-    assert find_holders([card], None, proc.procfs, ask_kernel=lambda _wanted: {pid: {pid}}) == Scan((), 1)
+    assert find_holders([card], None, proc.procfs, ask_kernel=lambda _wanted: {pid: {pid}}) == Scan((), 1, True)
 
 
 def test_where_the_kernel_says_nothing_and_where_it_counts_otherwise_everybody_is_asked(

@@ -15,6 +15,7 @@ import stat
 import struct
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple, Optional
 
 import pytest
@@ -24,8 +25,15 @@ from hypothesis import strategies as st
 from ansible_collections.gpuops.inference.plugins.module_utils import _bpf, _kernel_census
 from ansible_collections.gpuops.inference.plugins.module_utils._btf import UnknownTypesError
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber
-from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Layout, Table, census, program
+from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import (
+    Layout,
+    Table,
+    census,
+    layout_of,
+    program,
+)
 from tests.unit.bpf_machine import Machine
+from tests.unit.kernel_types import FUNCTION, described, one, structure
 
 FILES, MAPPINGS = Table(7, 24, False), Table(8, 16, True)
 LAYOUT = Layout((FILES, MAPPINGS), 48, 40, mapped_file=16, inode=32, mode=0, device=76, inode_number=64)
@@ -47,7 +55,7 @@ class Open(NamedTuple):
         return struct.pack("<IIIIQ", *self)
 
 
-def told(table: Table, wanted: Iterable[DeviceNumber], inode: int, entry: Optional[Open]) -> bytes:
+def told(table: Table, wanted: Iterable[DeviceNumber], inode: Optional[int], entry: Optional[Open]) -> bytes:
     """What the program says of one entry, None: of a mapping without a file, or of the last call."""
     places = {"context": 0, "meta": 64, "task": 128, "mapping": 256, "file": 384, "inode": 512}
     memory = bytearray(1024)
@@ -106,6 +114,11 @@ def test_the_program_tells_of_what_is_wanted_and_of_nothing_else(
     assert told(table, wanted, inode, entry) == expected
 
 
+def test_without_an_inode_the_program_tells_of_devices_alone() -> None:
+    assert told(FILES, {CARD}, None, Open(50, 51)) == Open(50, 51).record()
+    assert told(FILES, {CARD}, None, Open(50, 51, device=0, inode=0)) == b""
+
+
 @pytest.mark.parametrize("table", [FILES, MAPPINGS])
 def test_of_an_entry_without_a_file_the_program_tells_nothing(table: Table) -> None:
     assert told(table, {CARD}, 400, None) == b""
@@ -114,21 +127,16 @@ def test_of_an_entry_without_a_file_the_program_tells_nothing(table: Table) -> N
 Kernel = Callable[[bytes, int], bytes]
 
 
-class Witnesses(NamedTuple):
-    """What a true kernel says of the process that asks, beside all others."""
-
-    device: Open
-    file: Open
-
-
-def witnesses() -> Witnesses:
-    """As /proc has them."""
-    handles = [f"/proc/self/fd/{handle}" for handle in os.listdir("/proc/self/fd")]
-    own = next(
-        os.stat(handle).st_ino for handle in handles if os.path.exists(handle) and "memfd" in os.readlink(handle)
-    )
+def witness(table: int) -> Open:
+    """What a true kernel says of the process that asks, beside all others. As /proc has it."""
     me = os.getpid()
-    return Witnesses(Open(me, me, device=1 << 20 | 7, inode=9), Open(me, me, stat.S_IFREG, 0, own))
+    if table == FILES.number:
+        handles = [os.path.realpath(f"/proc/self/fd/{handle}") for handle in os.listdir("/proc/self/fd")]
+        assert "/dev/full" in handles
+        return Open(me, me, device=1 << 20 | 7, inode=9)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    own = next(int(line.split()[4]) for line in lines if line.endswith("/dev/zero (deleted)"))
+    return Open(me, me, stat.S_IFREG, 0, own)
 
 
 @pytest.fixture
@@ -142,8 +150,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kernel], None]:
 
 def true_kernel(*others: Open, mapped: Iterable[Open] = ()) -> Kernel:
     def iterate(_code: bytes, table: int) -> bytes:
-        own = witnesses() if table == FILES.number else witnesses()[1:]
-        return b"".join(one.record() for one in (*own, *(others if table == FILES.number else mapped)))
+        told_of = others if table == FILES.number else mapped
+        return b"".join(one.record() for one in (witness(table), *told_of))
 
     return iterate
 
@@ -179,21 +187,22 @@ def hang(_code: bytes, table: int) -> bytes:
     return true_kernel(Open(50, 50))(b"", table)
 
 
-def forgetting(which: int, table: int) -> Kernel:
-    """It does not tell of one of the witnesses in one of the tables."""
+def changed(table: Table, **wrong: int) -> Kernel:
+    """In this table it tells something else of the process that asks."""
 
     def iterate(_code: bytes, number: int) -> bytes:
-        told_of = list(witnesses())
-        if number == table:
-            del told_of[which]
-        return b"".join(one.record() for one in (*told_of, Open(50, 50)))
+        own = witness(number)
+        if number == table.number:
+            own = own._replace(**wrong)
+        return own.record() + Open(50, 50).record()
 
     return iterate
 
 
-def numbered_otherwise(_code: bytes, _table: int) -> bytes:
+def numbered_otherwise(_code: bytes, table: int) -> bytes:
     """As in a pid namespace of our own, where it goes on to use the machine's numbers."""
-    return b"".join(one._replace(pid=one.pid + 1).record() for one in (*witnesses(), Open(50, 50)))
+    own = witness(table)
+    return own._replace(pid=own.pid + 1).record() + Open(50, 50).record()
 
 
 @pytest.mark.parametrize(
@@ -202,15 +211,17 @@ def numbered_otherwise(_code: bytes, _table: int) -> bytes:
         raising(PermissionError()),
         raising(OSError("no bpf() is known for this machine")),
         hang,
-        forgetting(0, FILES.number),
-        forgetting(1, FILES.number),
-        forgetting(1, MAPPINGS.number),
+        changed(FILES, device=1 << 20 | 8),
+        changed(FILES, pid=4242),
+        changed(MAPPINGS, inode=4242),
+        changed(MAPPINGS, pid=4242),
         numbered_otherwise,
         lambda _code, _table: b"",
         lambda code, table: true_kernel()(code, table)[:-1],
     ],
     ids=[
-        *["not allowed", "another machine", "hangs", "misses a device", "misses a file", "misses a mapping"],
+        *["not allowed", "another machine", "hangs"],
+        *["misses a device", "misses our device", "misses a mapping", "misses our mapping"],
         *["other numbers", "says nothing", "half a record"],
     ],
 )
@@ -239,7 +250,7 @@ def test_plain_files_are_not_asked_for(kernel: Callable[[Kernel], None]) -> None
     assert census({CARD, DeviceNumber("inode", 64769, 12)}) is None
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(), UnknownTypesError("no task_struct")])
+@pytest.mark.parametrize("error", [FileNotFoundError(), MemoryError(), UnknownTypesError("no task_struct")])
 def test_a_kernel_that_does_not_describe_itself_is_not_asked(
     kernel: Callable[[Kernel], None], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -249,6 +260,40 @@ def test_a_kernel_that_does_not_describe_itself_is_not_asked(
     kernel(raising(AssertionError("asked")))
     monkeypatch.setattr(_kernel_census, "_layout", fail)
     assert census({CARD}) is None
+
+
+# Where the members lie in a kernel like those of 2025, in bits.
+STRUCTURES = {
+    "task_struct": {"pid": 320, "tgid": 384},
+    "vm_area_struct": {"vm_file": 128},
+    "file": {"f_inode": 256},
+    "inode": {"i_mode": 0, "i_ino": 512, "i_rdev": 608},
+    "bpf_iter_seq_task_vma_info": {"task": 192, "mm": 256, "vma": 320},
+}
+
+
+def description(structures: dict[str, dict[str, int]]) -> bytes:
+    """What a kernel with these structures says of itself."""
+    functions = [one(text, FUNCTION) for text in ("bpf_iter_task_file", "bpf_iter_task_vma")]
+    return described(*functions, *(structure(text, members) for text, members in structures.items()))
+
+
+def test_the_layout_is_read_from_the_kernel_s_types() -> None:
+    tables = (FILES._replace(number=1), MAPPINGS._replace(number=2))
+    assert layout_of(description(STRUCTURES)) == LAYOUT._replace(tables=tables)
+
+
+def test_a_kernel_that_could_fall_over_its_own_walk_is_not_asked() -> None:
+    """Before Linux 6.1.8 the walk did not keep the memory of the process it was at: it has no such member."""
+    walk = {"task": 192, "vma": 256}
+    with pytest.raises(UnknownTypesError, match=r"bpf_iter_seq_task_vma_info\.mm: 0 answers"):
+        layout_of(description({**STRUCTURES, "bpf_iter_seq_task_vma_info": walk}))
+
+
+@pytest.mark.parametrize("missing", sorted(STRUCTURES))
+def test_a_kernel_without_one_of_the_structures_is_not_asked(missing: str) -> None:
+    with pytest.raises(UnknownTypesError):
+        layout_of(description({text: members for text, members in STRUCTURES.items() if text != missing}))
 
 
 def test_a_python_without_ctypes_does_not_ask(

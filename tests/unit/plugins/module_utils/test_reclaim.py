@@ -130,7 +130,7 @@ def test_the_incident_s_survivor_is_found_by_its_device_and_ended(world: World) 
         129,
         312,
     )
-    assert result["scan_complete"] is True
+    assert (result["scan_complete"], result["scan_source"]) == (True, "proc")
     assert result["diff"] == {"before": "24871 (pt_main_thread, container 129)\n", "after": ""}
     assert result["warnings"] == ["a warning"]
 
@@ -395,9 +395,9 @@ def test_check_mode_with_nobody_to_end_would_change_nothing(world: World) -> Non
 
 
 def test_what_may_not_be_looked_into_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_reclaim, "find_holders", lambda *_arguments: Scan((), 3))
+    monkeypatch.setattr(_reclaim, "find_holders", lambda *_arguments: Scan((), 3, by_kernel=True))
     result = world.run()
-    assert result["scan_complete"] is False
+    assert (result["scan_complete"], result["scan_source"]) == (False, "kernel")
     assert "3 processes could not be looked into" in result["warnings"][-1]
     assert ("Run as root" in result["warnings"][-1]) == (os.geteuid() != 0)
 

@@ -97,6 +97,19 @@ def test_where_no_child_lives_to_begin_anything_nothing_is_known(monkeypatch: py
     assert side_by_side(square, 3) == [None, None, None]
 
 
+def test_where_the_end_of_a_child_is_ignored_all_is_done_all_the_same() -> None:
+    """The kernel would forget each as soon as it ends, and its number could be a stranger's when it is killed."""
+
+    def hang(job: int) -> str:
+        return for_ever(job) if job == 1 else square(job)
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert side_by_side(hang, 3, stall=SOON) == ["0", None, "4"]
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_mistake_in_the_work_is_raised_in_the_parent() -> None:
     def fail(job: int) -> str:
         raise ValueError(f"job {job}")
