@@ -34,6 +34,9 @@ from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Pr
 DRIVER = "driver"
 _EVIDENCE_ORDER = (DRIVER, FD, THREAD_FD, MAPPING)
 
+# How those who may hold a card were found; part of what the modules return, too.
+KERNEL, PROC = "kernel", "proc"
+
 # A CUDA context opens this node beside the card; whoever only watches through NVML does not.
 COMPUTE_NODE = "nvidia-uvm"
 
@@ -72,12 +75,21 @@ class Holder:
 class Scan(NamedTuple):
     """Everyone who holds one of the devices; ``unreadable`` processes could not be looked into (run as root).
 
-    ``by_kernel``: the kernel named those who were looked into. Otherwise all were.
+    ``source``: whether the ``kernel`` named those who were looked into, or ``proc`` all there are. None: nobody was.
     """
 
     holders: tuple[Holder, ...]
     unreadable: int
-    by_kernel: bool = False
+    source: Optional[str] = None
+
+    @property
+    def doubt(self) -> str:
+        """Why there may be more holders, and what to do about it; empty where there are none."""
+        if not self.unreadable:
+            return ""
+        keeps = "a missing capability, a security module or a process that hangs keeps even root from it"
+        advice = "run this as root" if os.geteuid() else keeps
+        return f"{self.unreadable} processes could not be looked into: {advice}"
 
 
 def card_device(directory: str, minor: int, gpu: Optional[int], label: object = None) -> Device:
@@ -176,13 +188,14 @@ def find_holders(
         for process, handles in (search.found[pid] for pid in sorted(search.found))
         if any(handle.number in wanted for handle in handles)
     ]
-    unreadable = search.unreadable
-    if search.named is None and procfs.in_host_pid_namespace():
+    # Who has something open may have a card mapped.
+    unreadable = search.unreadable | (search.unmapped - {holder.process.pid for holder in holders})
+    if not search.by_kernel and procfs.in_host_pid_namespace():
         # Into the machine's first process even root may not look everywhere (some security modules, micro virtual
         # machines). It opens no cards.
         unreadable = unreadable - {1}
     # Those who are not even listed count as one.
-    return Scan(tuple(holders), len(unreadable) + procfs.hides_processes(), search.named is not None)
+    return Scan(tuple(holders), len(unreadable) + procfs.hides_processes(), KERNEL if search.by_kernel else PROC)
 
 
 def _holder(

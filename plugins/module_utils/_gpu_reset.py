@@ -192,7 +192,7 @@ class _Attempt:
         scan = find_holders(self._devices, None, procfs)
         doubts = (
             (not procfs.in_host_pid_namespace(), "this is not the machine's own pid namespace"),
-            (scan.unreadable > 0, f"{scan.unreadable} processes could not be looked into; run this as root"),
+            (scan.unreadable > 0, scan.doubt),
             (reading.compute_processes is None, "the driver does not list who computes on the cards"),
             (reading.invalid_pids > 0, f"the driver lists {reading.invalid_pids} that it gives no possible pid for"),
         )

@@ -9,9 +9,13 @@ from typing import AbstractSet, Collection, Mapping, NamedTuple, Optional
 
 from ansible_collections.gpuops.inference.plugins.module_utils._every_process import Asked, ask_all, ask_each
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, Handle, HandleReader
-from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Census, census
+from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Census, Named, census
 from ansible_collections.gpuops.inference.plugins.module_utils._mapped_files import File
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import PROC, Process, ProcFs
+
+# The kernel is asked anew as long as not everything that it says is to be seen, but only so often. Who opens a card and
+# lets go of it many times a second is rarely missed so often.
+MOST_QUESTIONS = 4
 
 
 class Held(NamedTuple):
@@ -24,8 +28,8 @@ class Held(NamedTuple):
 class HandleSearch:
     """One look for the ``wanted`` things. ``found`` is by pid; ``unreadable`` are those of whom nothing is known.
 
-    ``unmapped`` are those of the ``found`` whose mappings are not known. ``named``: those whom the kernel named, where
-    it did, and all others were not looked at.
+    ``unmapped`` are those of the ``found`` whose mappings are not known. ``by_kernel``: only those were looked at whom
+    the kernel named.
     """
 
     def __init__(
@@ -38,13 +42,13 @@ class HandleSearch:
         self._procfs = procfs
         self._wanted = wanted
         self._ask_kernel = ask_kernel
-        # Whose threads are known to have handles of their own.
-        self._threads: Mapping[int, Collection[int]] = {}
+        # Whose threads may have handles of their own.
+        self._threads: dict[int, set[int]] = {}
         self._reader = HandleReader(wanted, procfs, nodes)
         self.found: dict[int, Held] = {}
         self.unreadable: set[int] = set()
         self.unmapped: set[int] = set()
-        self.named: Optional[frozenset[int]] = None
+        self.by_kernel = False
 
     def look_at(self, pids: Collection[int]) -> None:
         """Look at these processes."""
@@ -52,45 +56,47 @@ class HandleSearch:
 
     def look_at_all(self) -> None:
         """Look at every process that may hold something: those that the kernel names, or else all there are."""
-        named = self._named_by_the_kernel()
-        if named is not None:
-            self._look_at_those(named)
-            return
+        self.by_kernel = self._kernel_may_be_asked() and self._look_at_those_named()
+        if not self.by_kernel:
+            self._look_at_everybody()
+
+    def _look_at_everybody(self) -> None:
         pids = set(self._procfs.pids())
         hung = pids & self._procfs.known_to_hang()
         self._note(ask_all(pids - hung, lambda pid: self._whole(pid) if any(self._reader.handles(pid)) else None))
         self._note(Asked({}, set(), hung))
 
-    def _look_at_those(self, named: Mapping[int, Collection[int]]) -> None:
-        """Look at the threads that the kernel named, by process, and ask it once more where nothing is to be seen.
-
-        Who has ended or let go is not named again. Who is holds what /proc does not show: it hides mappings from a root
-        that lacks a capability.
-        """
-        self.named, self._threads = frozenset(named), named
-        self.look_at(named)
-        unseen = self._unseen(named)
-        again = self._ask_kernel(self._wanted) if unseen else {}
-        if again is not None:
-            # Who only watches lets go and takes hold anew.
-            self._threads = {pid: again[pid] for pid in unseen & again.keys()}
-            self.look_at(self._threads)
-            unseen = self._unseen(self._threads)
-        self.unreadable = unseen
-
-    def _unseen(self, named: Mapping[int, object]) -> set[int]:
-        """Those who are there, and of whom nothing was found."""
-        return {pid for pid in named.keys() - self.found.keys() if self._procfs.stat(pid) is not None}
-
-    def _named_by_the_kernel(self) -> Optional[dict[int, set[int]]]:
-        """The threads that hold something, by process. None where all processes have to be asked.
-
-        The kernel numbers processes as the machine does, and at one that hangs it would hang, too.
-        """
+    def _kernel_may_be_asked(self) -> bool:
+        """The kernel numbers processes as the machine does, and at one that hangs it would hang, too."""
         procfs = self._procfs
-        if procfs.root != PROC or not procfs.in_host_pid_namespace() or procfs.known_to_hang():
-            return None
-        return self._ask_kernel(self._wanted)
+        return procfs.root == PROC and procfs.in_host_pid_namespace() and not procfs.known_to_hang()
+
+    def _look_at_those_named(self) -> bool:
+        """Whether the kernel names those who hold something. They are looked at, until everything it says was seen.
+
+        Who let go or ended may have handed on what he held: the kernel is asked anew. Of whom it still names then,
+        /proc does not show everything, as it hides mappings from a root that lacks a capability.
+        """
+        unseen: set[Named] = set()
+        for _question in range(MOST_QUESTIONS):
+            named = self._ask_kernel(self._wanted)
+            if named is None:
+                return False
+            unseen = self._unseen(named)
+            for one in unseen:
+                self._threads.setdefault(one.pid, set()).add(one.thread)
+            self.look_at({one.pid for one in unseen})
+            unseen = self._unseen(unseen)
+            if not unseen:
+                break
+        # What anybody has mapped has been said.
+        self.unreadable, self.unmapped = {one.pid for one in unseen}, set()
+        return True
+
+    def _unseen(self, named: AbstractSet[Named]) -> set[Named]:
+        """What of this was not found."""
+        seen = {(pid, handle.number) for pid, held in self.found.items() for handle in held.handles}
+        return {one for one in named if (one.pid, one.number) not in seen}
 
     def _whole(self, pid: int, mapped: bool = True) -> Optional[tuple[int, list[Handle], bool]]:
         """When a process was started, what it holds, and whether that is all. None where it holds nothing."""
@@ -100,7 +106,7 @@ class HandleSearch:
         # Only now is it known whose handles they are.
         handles: list[Handle] = []
         try:
-            handles += self._reader.handles_of_threads(pid, set(self._threads.get(pid, ())) - {pid})
+            handles += self._reader.handles_of_threads(pid, self._threads.get(pid, set()) - {pid})
             for handle in self._reader.handles(pid) if mapped else self._reader.open_handles(pid):
                 handles.append(handle)
         except OSError:

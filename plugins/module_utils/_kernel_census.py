@@ -38,8 +38,17 @@ _WITNESS = "/dev/full"
 # What is said of one handle or mapping: process, thread, mode, device number, inode. 24 bytes.
 _RECORD = struct.Struct("<IIIIQ")
 
+
+class Named(NamedTuple):
+    """A thread that has a device open or mapped, as the machine itself numbers it."""
+
+    pid: int
+    thread: int
+    number: DeviceNumber
+
+
 # What ``census`` is.
-Census = Callable[[AbstractSet[DeviceNumber]], Optional[dict[int, set[int]]]]
+Census = Callable[[AbstractSet[DeviceNumber]], Optional[set[Named]]]
 
 
 class Table(NamedTuple):
@@ -63,8 +72,8 @@ class Layout(NamedTuple):
     inode_number: int
 
 
-def census(wanted: AbstractSet[DeviceNumber]) -> Optional[dict[int, set[int]]]:
-    """Which threads have any of these devices open or mapped, by process, all as the machine itself numbers them.
+def census(wanted: AbstractSet[DeviceNumber]) -> Optional[set[Named]]:
+    """Which threads have which of these devices open or mapped.
 
     None where the kernel does not say (older than Linux 6.1.8, or we are not root), does not answer in time, or is not
     to be believed; and for plain files. Then each process has to be asked.
@@ -78,18 +87,13 @@ def census(wanted: AbstractSet[DeviceNumber]) -> Optional[dict[int, set[int]]]:
 
     parent = os.getpid()
 
-    def ask(job: int) -> str:
+    def ask(_job: int) -> str:
         # We do not do it ourselves: where it hangs, nobody could end us.
-        return json.dumps(_ask(layout, layout.tables[job], wanted) if os.getpid() != parent else None)
+        return json.dumps(_ask(layout, wanted) if os.getpid() != parent else None)
 
-    holders: dict[int, set[int]] = {}
-    for answer in side_by_side(ask, len(layout.tables), stall=STALL_SECONDS):
-        tasks = json.loads(answer) if answer is not None else None
-        if tasks is None:
-            return None
-        for pid, thread in tasks:
-            holders.setdefault(pid, set()).add(thread)
-    return holders
+    (answer,) = side_by_side(ask, 1, stall=STALL_SECONDS)
+    told = json.loads(answer) if answer is not None else None
+    return None if told is None else {Named(pid, thread, DeviceNumber(*number)) for pid, thread, number in told}
 
 
 @functools.lru_cache(maxsize=1)
@@ -129,8 +133,9 @@ def program(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber], ino
     code.load(R8, R6, table.place)
     code.jump_if_null(R8, "done")
     if table.mapping:
-        # Not all mappings are of a file. Behind a pointer that points nowhere the program reads 0.
+        # Not all mappings are of a file.
         code.load(R8, R8, layout.mapped_file)
+        code.jump_if_null(R8, "done")
     code.load(R8, R8, layout.inode)
     code.load(R1, R8, layout.device, 4)
     for number in sorted({_kernel_s(one) for one in wanted}):
@@ -159,24 +164,30 @@ def program(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber], ino
     return code.code()
 
 
-def _ask(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[tuple[int, int]]]:
-    """Process and thread of everyone who has one of these in the table; None where that is not to be known."""
+def _ask(layout: Layout, wanted: AbstractSet[DeviceNumber]) -> Optional[list[Named]]:
+    """Everyone but us who has one of these, in either table; None where that is not to be known.
+
+    Handles come first: who opens, maps and closes a device meanwhile is seen by the one or the other.
+    """
+    files, mappings = layout.tables
     try:
-        entries = (_mapped if table.mapping else _opened)(layout, table, wanted)
-    except (ImportError, OSError, struct.error):
+        opened = _opened(layout, files, wanted)
+        mapped = _mapped(layout, mappings, wanted) if opened is not None else None
+    # Also what an unusual Python or C library lacks.
+    except (ImportError, AttributeError, BufferError, OSError, struct.error):
         return None
-    if entries is None:
+    if opened is None or mapped is None:
         return None
-    return sorted({(entry.pid, entry.thread) for entry in entries if entry.number in wanted})
+    # What we have open is our parent's.
+    return sorted({one.named for one in (*opened, *mapped) if one.number in wanted and one.pid != os.getpid()})
 
 
 def _opened(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[_Entry]]:
-    """What the kernel tells of open files, without our own; None where it does not tell of ours."""
+    """What the kernel tells of open files; None where it does not tell of ours."""
     with open(_WITNESS, "rb", buffering=0) as device:
         mine = number_of(os.fstat(device.fileno()))
         entries = _told(program(layout, table, {*wanted, mine}), table)
-    own = [entry for entry in entries if entry.pid == os.getpid() and entry.number == mine]
-    return [entry for entry in entries if entry not in own] if own else None
+    return entries if any(entry.pid == os.getpid() and entry.number == mine for entry in entries) else None
 
 
 def _mapped(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[_Entry]]:
@@ -212,6 +223,10 @@ class _Entry(NamedTuple):
     thread: int
     number: DeviceNumber
     inode: int
+
+    @property
+    def named(self) -> Named:
+        return Named(self.pid, self.thread, self.number)
 
 
 def _entry(pid: int, thread: int, mode: int, device: int, inode: int) -> _Entry:

@@ -122,16 +122,16 @@ class _Scene:
         self.lineage = machine.procfs.lineage
         self.holders: dict[Identity, Holder] = {}
         self.members: set[Identity] = set()
-        self.before = self._look()
+        self.before = self.last = self._look()
 
     def targets(self) -> Sequence[Process]:
         """See Scene.targets. Of those that were there at first, it is decided already who is to be ended."""
         try:
-            now = self._look().selection.targets
+            self.last = self._look()
         except ContainerError:
             # The container has gone down meanwhile, and with it whoever could take a card again.
             return ()
-        return [process for process in now if process.identity not in self.before.holders]
+        return [process for process in self.last.selection.targets if process.identity not in self.before.holders]
 
     def _look(self) -> Sighting:
         sighting = _look(self._request, self._plan, self._container, self._machine)
@@ -252,10 +252,10 @@ class _Report:
         present += [one.process for one in termination.survivors if one.process.identity not in self._before.holders]
         left = [self._describe(process) for process in present if process.identity not in gone]
         warnings = list(plan.warnings)
-        unreadable = self._before.scan.unreadable
-        if unreadable:
-            advice = "Run as root." if os.geteuid() else "Something on this machine keeps even root from it."
-            warnings.append(f"{unreadable} processes could not be looked into, so there may be more holders. {advice}")
+        # Whom the first look missed and a later one saw is dealt with.
+        scan = self._scene.last.scan
+        if scan.unreadable:
+            warnings.append(f"There may be more holders. {scan.doubt}.")
         warnings += [
             f"{describe(self._describe(one.process))} holds a card and was not signalled: it is the first process of "
             "its container, which would go down with it. Restart that container instead."
@@ -275,8 +275,8 @@ class _Report:
             "killed": [self._describe(process) for process in termination.killed],
             "survivors": survivors,
             "respawned": respawned,
-            "scan_complete": unreadable == 0,
-            "scan_source": "kernel" if self._before.scan.by_kernel else "proc",
+            "scan_complete": scan.unreadable == 0,
+            "scan_source": scan.source,
             "diff": process_diff(holders, left + respawned),
             "warnings": warnings,
         }

@@ -167,6 +167,7 @@ def _work_and_exit(work: Work, jobs: int, say: int, lifeline: int) -> NoReturn:
     """A child's life. It never comes back into its parent's code, whatever happens."""
     try:
         # Whoever waits for the end of our parent's output must not wait for us.
+        jobs, say, lifeline = (_away_from_the_standard_ones(handle) for handle in (jobs, say, lifeline))
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
@@ -184,6 +185,11 @@ def _work_and_exit(work: Work, jobs: int, say: int, lifeline: int) -> NoReturn:
         raise
     finally:
         os._exit(0)
+
+
+def _away_from_the_standard_ones(handle: int) -> int:
+    """Who was started without standard input or output gets its number for whatever he opens."""
+    return handle if handle > 2 else fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _die_at_the_end_of(lifeline: int) -> None:

@@ -25,7 +25,7 @@ import pytest
 
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Device, Holder, Scan, find_holders
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber, number_of
-from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import census
+from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Named, census
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
 from tests.integration.conftest import SEES_ALL
 
@@ -124,7 +124,7 @@ def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Loo
     def refuse(wanted: Set[DeviceNumber]) -> None:
         assert wanted
 
-    def insist(wanted: Set[DeviceNumber]) -> dict[int, set[int]]:
+    def insist(wanted: Set[DeviceNumber]) -> set[Named]:
         named = census(wanted)
         assert named is not None
         return named
@@ -231,26 +231,33 @@ def test_the_kernel_tells_nobody_but_root(user: int) -> None:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=ASKS_THE_KERNEL)])
-def test_whom_the_kernel_names_though_proc_hides_what_he_holds_counts(tmp_path: Path, hidden: bool) -> None:
+@pytest.mark.parametrize("computes", [False, True])
+@pytest.mark.parametrize("hidden", [pytest.param(hidden, marks=ASKS_THE_KERNEL) for hidden in (False, True)])
+def test_whom_the_kernel_names_though_proc_hides_what_he_holds_counts(
+    tmp_path: Path, hidden: bool, computes: bool
+) -> None:
     """As root in a service without these capabilities (CapabilityBoundingSet=), which following a mapping takes."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make device nodes")
     card = tmp_path / "card"
     os.mknod(card, stat.S_IFCHR | 0o666, ZERO)
     device = Device(str(card), number_of(card.stat()), 1)
-    shell = ["/bin/sh", "-c", OWN_NODE, "sh", str(tmp_path), sys.executable, PROGRAMS["mapping"]]
+    # In the place of the node that CUDA opens.
+    node = tmp_path / "node"
+    os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+    program = f"import os; node = os.open({str(node)!r}, os.O_RDWR);" if computes else ""
+    shell = ["/bin/sh", "-c", OWN_NODE, "sh", str(tmp_path / "away"), sys.executable, program + PROGRAMS["mapping"]]
+    (tmp_path / "away").mkdir()
 
     def look() -> Scan:
         if hidden:
             give_up(CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE)
-        return find_holders([device], None, ProcFs())
+        return find_holders([device], number_of(node.stat()), ProcFs())
 
     # What a thread gives up, the others keep.
     with holding(["unshare", "--mount", *shell]) as pid, ThreadPoolExecutor(1) as thread:
         found = thread.submit(look).result()
-    seen = [holder.process.pid for holder in found.holders]
-    assert (seen, found.unreadable) == (([], 1) if hidden else ([pid], 0))
+    seen = [(holder.process.pid, holder.compute_context) for holder in found.holders]
+    assert found.source == "kernel"
+    assert (seen, found.unreadable) == (([], 1) if hidden else ([(pid, computes)], 0))
 
 
 CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE = 21, 40

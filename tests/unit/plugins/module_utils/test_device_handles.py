@@ -354,7 +354,7 @@ def test_who_has_closed_threads_could_not_be_looked_into(proc: FakeProc, monkeyp
     proc.thread(4242, 4243, fds=[one])
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", forbidding(os.open, ("/4242/fd", "/4243/fd")))
-        assert scan(proc) == Scan((), 1)
+        assert scan(proc) == Scan((), 1, "proc")
 
 
 def test_closed_mappings_do_not_hide_a_handle_and_are_counted_without_one(

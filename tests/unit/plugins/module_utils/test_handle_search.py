@@ -20,14 +20,22 @@ from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan impo
     HandleReader,
     number_of,
 )
-from ansible_collections.gpuops.inference.plugins.module_utils._handle_search import HandleSearch
+from ansible_collections.gpuops.inference.plugins.module_utils._handle_search import MOST_QUESTIONS, HandleSearch
+from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import Named
 from ansible_collections.gpuops.inference.plugins.module_utils._procfs import ProcFs
 from tests.unit.fake_proc import FakeProc
 
 NULL = Path("/dev/null")
 
-# What the kernel says: threads, by process.
-Named = Optional[dict[int, set[int]]]
+# What the kernel says of the card: threads, by process.
+Told = Optional[dict[int, set[int]]]
+
+
+def named(told: Told, *numbers: DeviceNumber) -> Optional[set[Named]]:
+    """The same as the kernel says it: all these threads have all these devices."""
+    if told is None:
+        return None
+    return {Named(pid, thread, number) for pid, threads in told.items() for thread in threads for number in numbers}
 
 
 @pytest.fixture
@@ -51,10 +59,11 @@ def kernel(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Han
     """A look for a card where the kernel names these threads, by process. It is asked once for each that is given."""
     monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
 
-    def search(*named: Named, card: Path = NULL, machine_s: bool = True) -> HandleSearch:
+    def search(*told: Told, card: Path = NULL, machine_s: bool = True) -> HandleSearch:
         monkeypatch.setattr(ProcFs, "in_host_pid_namespace", lambda self: machine_s)
-        answers = iter(named)
-        one = HandleSearch({number_of(card.stat())}, proc.procfs, ask_kernel=lambda _wanted: next(answers))
+        number = number_of(card.stat())
+        answers = iter(told)
+        one = HandleSearch({number}, proc.procfs, ask_kernel=lambda _wanted: named(next(answers), number))
         one.look_at_all()
         return one
 
@@ -114,11 +123,11 @@ def test_a_process_that_hangs_is_not_waited_for_again_until_it_goes_on(proc: Fak
     proc.add(100, fds=[NULL])
     proc.become(100, "D")
     hang(proc, 100)
-    assert look(proc, one) == Scan((), 1)
+    assert look(proc, one) == Scan((), 1, "proc")
     # From here on its mappings could be read.
     (proc.root / "100" / "maps").unlink()
     proc.mapping(100, one)
-    assert look(proc, one) == Scan((), 1)
+    assert look(proc, one) == Scan((), 1, "proc")
     proc.become(100, "S")
     assert [holder.process.pid for holder in look(proc, one).holders] == [100]
 
@@ -128,7 +137,7 @@ def test_a_process_no_thread_of_which_sleeps_in_the_kernel_is_not_taken_for_one_
     """The child that asked died of something else, as of a lack of memory."""
     proc.add(100, fds=[NULL])
     hang(proc, 100)
-    assert look(proc, proc.card(3)) == Scan((), 1)
+    assert look(proc, proc.card(3)) == Scan((), 1, "proc")
     proc.become(100, "D")
     assert proc.procfs.known_to_hang() == set()
 
@@ -139,7 +148,7 @@ def test_another_process_with_the_number_of_one_that_hung_is_asked(proc: FakePro
     proc.add(100, fds=[NULL])
     proc.become(100, "D")
     hang(proc, 100)
-    assert look(proc, one) == Scan((), 1)
+    assert look(proc, one) == Scan((), 1, "proc")
     proc.remove(100)
     proc.add(100, start=77, state="D", fds=[one])
     assert [holder.evidence for holder in look(proc, one).holders] == [{"fd"}]
@@ -171,8 +180,9 @@ def test_a_handle_of_a_thread_counts_beside_those_of_its_process(
     proc.add(100, threads=2, fds=[uvm])
     proc.thread(100, 101, fds=[card])
     device = Device(str(card), number_of(card.stat()), 1)
-    named = {100: {100, 101}}
-    found = find_holders([device], number_of(uvm.stat()), proc.procfs, ask_kernel=lambda _wanted: named)
+    node = number_of(uvm.stat())
+    told = {Named(100, 100, node), Named(100, 101, device.number)}
+    found = find_holders([device], node, proc.procfs, ask_kernel=lambda _wanted: told)
     assert [(holder.evidence_list, holder.compute_context) for holder in found.holders] == [([THREAD_FD], True)]
 
 
@@ -182,39 +192,62 @@ def test_whom_the_kernel_names_and_who_has_let_go_since_or_ended_is_no_holder(
     proc.add(100, fds=[proc.card(1)])
     search = kernel({100: {100}, 4242: {4242, 4243}}, {})
     assert (search.found, search.unreadable) == ({}, set())
-    # Of those who have ended, nobody has to be asked.
-    assert kernel({4242: {4242}}).unreadable == set()
 
 
-@pytest.mark.parametrize("again", [{100: {100}}, {100: {100}, 101: {101}, 4242: {4242}}, None])
-def test_whom_the_kernel_names_again_though_nothing_is_to_be_seen_is_not_free(
-    proc: FakeProc, kernel: Callable[..., HandleSearch], again: Named
+def test_to_whom_a_card_was_handed_on_is_looked_at(proc: FakeProc, kernel: Callable[..., HandleSearch]) -> None:
+    """Each had ended when he was looked at, and his child had it."""
+    proc.add(103, fds=[NULL])
+    search = kernel({101: {101}}, {102: {102}}, {103: {103}})
+    assert (list(search.found), search.unreadable) == ([103], set())
+
+
+@pytest.mark.parametrize("last", [100, 4242], ids=["lives", "has ended"])
+def test_whom_the_kernel_names_again_and_again_though_nothing_is_to_be_seen_is_not_free(
+    proc: FakeProc, kernel: Callable[..., HandleSearch], last: int
 ) -> None:
     """/proc hides mappings from a root that lacks a capability, and fails at handles on some file systems."""
     for pid in (100, 101):
         proc.add(pid, fds=[proc.card(1)])
     proc.add(102, fds=[NULL])
-    search = kernel({100: {100}, 102: {102}, 4242: {4242}}, again)
-    assert (list(search.found), search.unreadable) == ([102], {100})
+    told = {last: {last}, 102: {102}}
+    search = kernel({**told, 101: {101}, 4243: {4243}}, *[told] * (MOST_QUESTIONS - 1))
+    assert (list(search.found), search.unreadable, search.by_kernel) == ([102], {last}, True)
 
 
-def test_who_let_go_and_took_hold_anew_is_found_at_the_second_look(
+def test_who_has_one_device_to_be_seen_and_another_one_not_is_no_known_holder(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As who only watches does, each second."""
+    """Each process that computes has the node that CUDA opens; the card itself may only be mapped."""
     monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
-    proc.add(100, threads=2, fds=[proc.card(1)])
+    card, uvm = proc.card(3), proc.uvm()
+    proc.add(100, fds=[uvm])
+    device, node = Device(str(card), number_of(card.stat()), 1), number_of(uvm.stat())
+    opened, mapped = named({100: {100}}, node) or set(), named({100: {100}}, device.number) or set()
+    assert find_holders([device], node, proc.procfs, ask_kernel=lambda _wanted: opened) == Scan((), 0, "kernel")
+    everything = opened | mapped
+    assert find_holders([device], node, proc.procfs, ask_kernel=lambda _wanted: everything) == Scan((), 1, "kernel")
 
-    def name(_wanted: object) -> dict[int, set[int]]:
-        named.append({100: {101}} if named else {100: {100}})
-        if len(named) == 2:
-            proc.thread(100, 101, fds=[NULL])
-        return named[-1]
 
-    named: list[dict[int, set[int]]] = []
-    search = HandleSearch({number_of(NULL.stat())}, proc.procfs, ask_kernel=name)
-    search.look_at_all()
-    assert (list(search.found), search.unreadable, len(named)) == ([100], set(), 2)
+def test_where_the_kernel_no_longer_says_everybody_is_looked_at(
+    proc: FakeProc, kernel: Callable[..., HandleSearch]
+) -> None:
+    for pid in (100, 101):
+        proc.add(pid, fds=[NULL])
+    search = kernel({100: {100}, 4242: {4242}}, None)
+    assert (list(search.found), search.unreadable, search.by_kernel) == ([100, 101], set(), False)
+
+
+@pytest.mark.usefixtures("soon")
+def test_who_has_something_open_and_mappings_that_hang_may_have_the_card_mapped(proc: FakeProc) -> None:
+    card, uvm = proc.card(3), proc.uvm()
+    proc.add(100, fds=[uvm])
+    hang(proc, 100)
+    device = Device(str(card), number_of(card.stat()), 1)
+    assert find_holders([device], number_of(uvm.stat()), proc.procfs) == Scan((), 1, "proc")
+    proc.add(101, fds=[uvm, card])
+    hang(proc, 101)
+    found = find_holders([device], number_of(uvm.stat()), proc.procfs)
+    assert ([holder.process.pid for holder in found.holders], found.unreadable) == ([101], 1)
 
 
 @pytest.mark.parametrize("pid", [1, 100])
@@ -229,7 +262,8 @@ def test_whom_the_kernel_names_and_who_may_not_be_looked_into_counts_whoever_it_
     for one in (1, 100):
         proc.add(one)
     card = Device("card", DeviceNumber("char", 195, 3), 1)
-    assert find_holders([card], None, proc.procfs, ask_kernel=lambda _wanted: {pid: {pid}}) == Scan((), 1, True)
+    told = named({pid: {pid}}, card.number)
+    assert find_holders([card], None, proc.procfs, ask_kernel=lambda _wanted: told) == Scan((), 1, "kernel")
 
 
 def test_where_the_kernel_says_nothing_and_where_it_counts_otherwise_everybody_is_asked(

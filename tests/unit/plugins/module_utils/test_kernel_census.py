@@ -27,6 +27,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._btf import Unkno
 from ansible_collections.gpuops.inference.plugins.module_utils._handle_scan import DeviceNumber
 from ansible_collections.gpuops.inference.plugins.module_utils._kernel_census import (
     Layout,
+    Named,
     Table,
     census,
     layout_of,
@@ -160,18 +161,40 @@ def test_threads_are_told_by_process_whether_they_have_it_open_or_mapped(
     kernel: Callable[[Kernel], None],
 ) -> None:
     kernel(true_kernel(Open(50, 50), Open(50, 51), mapped=[Open(50, 50), Open(60, 60)]))
-    assert census({CARD}) == {50: {50, 51}, 60: {60}}
+    assert census({CARD}) == {Named(50, 50, CARD), Named(50, 51, CARD), Named(60, 60, CARD)}
+
+
+def test_handles_are_asked_for_before_mappings(kernel: Callable[[Kernel], None]) -> None:
+    """Who maps a card and closes it meanwhile would escape both looks otherwise."""
+    asked: list[int] = []
+
+    def iterate(code: bytes, table: int) -> bytes:
+        has = FILES.number if not asked else MAPPINGS.number
+        asked.append(table)
+        others = [Open(50, 50)] if table == has else []
+        return true_kernel(*others, mapped=others)(code, table)
+
+    kernel(iterate)
+    assert census({CARD}) == {Named(50, 50, CARD)}
+
+
+def test_what_the_asking_child_has_inherited_is_its_parent_s(kernel: Callable[[Kernel], None]) -> None:
+    def iterate(code: bytes, table: int) -> bytes:
+        return true_kernel(Open(os.getpid(), os.getpid()), Open(50, 50))(code, table)
+
+    kernel(iterate)
+    assert census({CARD}) == {Named(50, 50, CARD)}
 
 
 def test_a_device_of_the_other_kind_with_the_same_number_is_not_meant(kernel: Callable[[Kernel], None]) -> None:
     kernel(true_kernel(Open(50, 50), Open(70, 70, stat.S_IFBLK)))
-    assert census({OTHER}) == {70: {70}}
-    assert census({CARD, OTHER}) == {50: {50}, 70: {70}}
+    assert census({OTHER}) == {Named(70, 70, OTHER)}
+    assert census({CARD, OTHER}) == {Named(50, 50, CARD), Named(70, 70, OTHER)}
 
 
 def test_nobody_is_an_answer(kernel: Callable[[Kernel], None]) -> None:
     kernel(true_kernel())
-    assert census({CARD}) == {}
+    assert census({CARD}) == set()
 
 
 def raising(error: Exception) -> Kernel:
@@ -210,6 +233,7 @@ def numbered_otherwise(_code: bytes, table: int) -> bytes:
     [
         raising(PermissionError()),
         raising(OSError("no bpf() is known for this machine")),
+        raising(AttributeError("undefined symbol: syscall")),
         hang,
         changed(FILES, device=1 << 20 | 8),
         changed(FILES, pid=4242),
@@ -220,7 +244,7 @@ def numbered_otherwise(_code: bytes, table: int) -> bytes:
         lambda code, table: true_kernel()(code, table)[:-1],
     ],
     ids=[
-        *["not allowed", "another machine", "hangs"],
+        *["not allowed", "another machine", "another C library", "hangs"],
         *["misses a device", "misses our device", "misses a mapping", "misses our mapping"],
         *["other numbers", "says nothing", "half a record"],
     ],

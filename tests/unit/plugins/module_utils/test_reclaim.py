@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Sequence
 import pytest
 
 from ansible_collections.gpuops.inference.plugins.module_utils import _reclaim
-from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Scan
+from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import Scan, find_holders
 from ansible_collections.gpuops.inference.plugins.module_utils._errors import (
     ContainerError,
     DriverError,
@@ -157,6 +157,7 @@ def test_all_cards_are_meant_when_none_is_named(world: World) -> None:
 def test_no_card_is_meant_by_an_empty_list(world: World) -> None:
     world.holder(11)
     result = world.run(gpus=[])
+    assert result["scan_source"] is None
     assert (result["changed"], result["holders"], result["devices"], world.asked) == (False, [], [], [])
 
 
@@ -395,11 +396,26 @@ def test_check_mode_with_nobody_to_end_would_change_nothing(world: World) -> Non
 
 
 def test_what_may_not_be_looked_into_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_reclaim, "find_holders", lambda *_arguments: Scan((), 3, by_kernel=True))
+    monkeypatch.setattr(_reclaim, "find_holders", lambda *_arguments: Scan((), 3, "kernel"))
     result = world.run()
     assert (result["scan_complete"], result["scan_source"]) == (False, "kernel")
     assert "3 processes could not be looked into" in result["warnings"][-1]
-    assert ("Run as root" in result["warnings"][-1]) == (os.geteuid() != 0)
+    assert ("run this as root" in result["warnings"][-1]) == (os.geteuid() != 0)
+
+
+def test_the_last_look_says_whether_all_could_be_looked_into(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes a card again may be one that nobody sees."""
+    scans = iter([Scan((), 0, "kernel"), *[Scan((), 2, "proc")] * 100])
+    world.holder(11)
+
+    def look(*arguments: Any) -> Scan:
+        scan = next(scans)
+        return find_holders(*arguments)._replace(unreadable=scan.unreadable, source=scan.source)
+
+    monkeypatch.setattr(_reclaim, "find_holders", look)
+    result = world.run()
+    assert (pids(result)["terminated"], result["scan_complete"], result["scan_source"]) == ([11], False, "proc")
+    assert "2 processes could not be looked into" in result["warnings"][-1]
 
 
 def test_a_card_whose_minor_is_not_known_fails_and_signals_nobody(world: World) -> None:

@@ -97,6 +97,21 @@ def test_where_no_child_lives_to_begin_anything_nothing_is_known(monkeypatch: py
     assert side_by_side(square, 3) == [None, None, None]
 
 
+@pytest.mark.parametrize("closed", [{0}, {1, 2}, {0, 1, 2}])
+def test_who_was_started_without_standard_input_or_output_can_ask_all_the_same(closed: set[int]) -> None:
+    """Then the first pipes get these numbers."""
+    kept = {handle: os.dup(handle) for handle in closed}
+    for handle in closed:
+        os.close(handle)
+    try:
+        answers = side_by_side(square, 7)
+    finally:
+        for handle, copy in kept.items():
+            os.dup2(copy, handle)
+            os.close(copy)
+    assert answers == [square(job) for job in range(7)]
+
+
 def test_where_the_end_of_a_child_is_ignored_all_is_done_all_the_same() -> None:
     """The kernel would forget each as soon as it ends, and its number could be a stranger's when it is killed."""
 
