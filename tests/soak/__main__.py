@@ -83,12 +83,12 @@ def _soak(arguments: argparse.Namespace) -> int:
         temporary.mkdir()
         # For us and for all that is started from here: what is forgotten there is found.
         os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
-        nothing = _look(directory)
+        nothing = _without_a_lab(directory)
         try:
             with Lab(directory / "lab", arguments.scenario, lxc, say=lambda _text: None) as lab:
                 left = _play_all(lab, arguments.rounds, directory, rounds)
             shutil.rmtree(lab.state)
-            stays = _compare(nothing, lambda: traces.without_notes(_look(directory)))
+            stays = _compare(nothing, lambda: _without_a_lab(directory))
         finally:
             _summarize(rounds)
     left += [f"the lab down against before it, {one}" for one in stays]
@@ -165,6 +165,11 @@ def _look(directory: Path) -> traces.Traces:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     return traces.look(directory)
+
+
+def _without_a_lab(directory: Path) -> traces.Traces:
+    """What stands without one, before and after ours. Notes about other servers may be there, and ours may stay."""
+    return traces.without_notes(_look(directory))
 
 
 def _summarize(rounds: list[Round]) -> None:
