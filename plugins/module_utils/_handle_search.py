@@ -58,6 +58,8 @@ class HandleSearch:
         """Look at every process that may hold something: those that the kernel names, or else all there are."""
         self.by_kernel = self._kernel_may_be_asked() and self._look_at_those_named()
         if not self.by_kernel:
+            # This look stands for itself.
+            self.found, self.unreadable, self.unmapped = {}, set(), set()
             self._look_at_everybody()
 
     def _look_at_everybody(self) -> None:
@@ -86,7 +88,7 @@ class HandleSearch:
             for one in unseen:
                 self._threads.setdefault(one.pid, set()).add(one.thread)
             self.look_at({one.pid for one in unseen})
-            unseen = self._unseen(unseen)
+            unseen = self._unseen(named)
             if not unseen:
                 break
         # What anybody has mapped has been said.
@@ -127,6 +129,9 @@ class HandleSearch:
             if process is None or process.start_ticks != start_ticks or self._procfs.look_again(process) is None:
                 continue
             held = [Handle(evidence, DeviceNumber(*number)) for evidence, number in handles]
+            earlier = self.found.get(pid)
+            if earlier is not None and earlier.process.identity == process.identity:
+                held = list(dict.fromkeys((*earlier.handles, *held)))
             self.found[pid] = Held(process, held)
             if not whole:
                 self.unmapped.add(pid)

@@ -16,6 +16,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._containers impor
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import (
     DRIVER,
+    PROC,
     Device,
     Holder,
     Scan,
@@ -251,15 +252,22 @@ class _Report:
         present = [one.process for one in self._before.holders.values()]
         present += [one.process for one in termination.survivors if one.process.identity not in self._before.holders]
         left = [self._describe(process) for process in present if process.identity not in gone]
+        # Who is spared may have come later. Of those that were there at first, it is decided already.
+        later = self._scene.last.selection.spared
+        spared = [
+            *self._before.selection.spared,
+            *(one for one in later if one.process.identity not in self._before.holders),
+        ]
         warnings = list(plan.warnings)
-        # Whom the first look missed and a later one saw is dealt with.
-        scan = self._scene.last.scan
+        # The first look says who was there, the last one who is: both must be complete.
+        first, last = self._before.scan, self._scene.last.scan
+        scan = max(first, last, key=lambda one: one.unreadable)
         if scan.unreadable:
             warnings.append(f"There may be more holders. {scan.doubt}.")
         warnings += [
             f"{describe(self._describe(one.process))} holds a card and was not signalled: it is the first process of "
             "its container, which would go down with it. Restart that container instead."
-            for one in self._before.selection.spared
+            for one in spared
             if one.reason == CONTAINER_INIT
         ]
         return {
@@ -268,7 +276,7 @@ class _Report:
             "devices": [device.path for device in plan.devices],
             "holders": holders,
             "spared": [
-                *({**self._describe(one.process), "reason": one.reason} for one in self._before.selection.spared),
+                *({**self._describe(one.process), "reason": one.reason} for one in spared),
                 *self._outside(plan),
             ],
             "terminated": [self._describe(process) for process in termination.terminated],
@@ -276,7 +284,7 @@ class _Report:
             "survivors": survivors,
             "respawned": respawned,
             "scan_complete": scan.unreadable == 0,
-            "scan_source": scan.source,
+            "scan_source": first.source if first.source == last.source else PROC,
             "diff": process_diff(holders, left + respawned),
             "warnings": warnings,
         }

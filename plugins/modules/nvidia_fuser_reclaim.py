@@ -245,15 +245,16 @@ respawned:
       sample: {kind: unit, unit: sglang-kimi.service, pid: 24000, container_pid: 1, vmid: 129, name: systemd,
                command: /sbin/init, state: S}
 scan_complete:
-  description: Whether every process of the machine could be looked into, the last time that was done. It is not for
-    an ordinary user.
+  description: Whether every process of the machine could be looked into, at the first look and at the last. It is not
+    for an ordinary user.
   returned: success, and on failure because of survivors
   type: bool
   sample: true
 scan_source:
   description:
-    - Who said at the last look which processes have a card open. V(kernel), it was asked for all at once. V(proc),
-      every process was looked at below C(/proc), which takes longer and misses what a thread has open for itself alone.
+    - Who said which processes have a card open. V(kernel), it was asked for all at once. V(proc), every process was
+      looked at below C(/proc), at the first look or at the last. That takes longer, and misses what a thread has open
+      for itself alone.
     - V(null) without any card to look for.
   returned: success, and on failure because of survivors
   type: str

@@ -228,6 +228,25 @@ def test_who_has_one_device_to_be_seen_and_another_one_not_is_no_known_holder(
     assert find_holders([device], node, proc.procfs, ask_kernel=lambda _wanted: everything) == Scan((), 1, "kernel")
 
 
+def test_what_was_seen_of_one_process_at_any_look_counts(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes from one device to the other, and is never seen with both."""
+    monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
+    cards = proc.card(3), proc.card(4)
+    numbers = [number_of(card.stat()) for card in cards]
+    asked: list[object] = []
+
+    def name(_wanted: object) -> Optional[set[Named]]:
+        proc.remove(100)
+        proc.add(100, fds=[cards[len(asked) % 2]])
+        asked.append(None)
+        return named({100: {100}}, *numbers)
+
+    search = HandleSearch(set(numbers), proc.procfs, ask_kernel=name)
+    search.look_at_all()
+    assert ({handle.number for handle in search.found[100].handles}, search.unreadable) == (set(numbers), set())
+    assert len(asked) == 2
+
+
 def test_where_the_kernel_no_longer_says_everybody_is_looked_at(
     proc: FakeProc, kernel: Callable[..., HandleSearch]
 ) -> None:

@@ -403,9 +403,28 @@ def test_what_may_not_be_looked_into_is_said(world: World, monkeypatch: pytest.M
     assert ("run this as root" in result["warnings"][-1]) == (os.geteuid() != 0)
 
 
-def test_the_last_look_says_whether_all_could_be_looked_into(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes a card again may be one that nobody sees."""
-    scans = iter([Scan((), 0, "kernel"), *[Scan((), 2, "proc")] * 100])
+def test_who_is_spared_and_seen_only_later_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Scan] = []
+    world.holder(11)
+    world.holder(12, "nvtop", uvm=False)
+
+    def look(*arguments: Any) -> Scan:
+        scan = find_holders(*arguments)
+        seen = scan.holders if looks else tuple(one for one in scan.holders if one.process.pid != 12)
+        looks.append(scan._replace(holders=seen))
+        return looks[-1]
+
+    monkeypatch.setattr(_reclaim, "find_holders", look)
+    result = world.run()
+    assert (pids(result), spared(result)) == ({"holders": [11], "terminated": [11]}, {12: "monitor"})
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_the_first_and_the_last_look_say_whether_all_could_be_looked_into(
+    world: World, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Whoever was there, or takes a card again, may be one that nobody sees."""
+    scans = iter([Scan((), first, "kernel"), *[Scan((), 2 - first, "proc")] * 100])
     world.holder(11)
 
     def look(*arguments: Any) -> Scan:
