@@ -34,8 +34,8 @@ from ansible_collections.gpuops.inference.plugins.module_utils._procfs import Pr
 DRIVER = "driver"
 _EVIDENCE_ORDER = (DRIVER, FD, THREAD_FD, MAPPING)
 
-# How those who may hold a card were found; part of what the modules return, too.
-KERNEL, PROC = "kernel", "proc"
+# Who said which processes may hold a card; part of what the modules return, too.
+SOURCE_KERNEL, SOURCE_PROC = "kernel", "proc"
 
 # A CUDA context opens this node beside the card; whoever only watches through NVML does not.
 COMPUTE_NODE = "nvidia-uvm"
@@ -84,7 +84,7 @@ class Scan(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """Why there may be more holders, and what to do about it; empty where there are none."""
+        """Why there may be more holders, and what to do about it; empty where nobody was overlooked."""
         if not self.unreadable:
             return ""
         keeps = "a missing capability, a security module or a process that hangs keeps even root from it"
@@ -194,8 +194,9 @@ def find_holders(
         # Into the machine's first process even root may not look everywhere (some security modules, micro virtual
         # machines). It opens no cards.
         unreadable = unreadable - {1}
+    source = SOURCE_KERNEL if search.by_kernel else SOURCE_PROC
     # Those who are not even listed count as one.
-    return Scan(tuple(holders), len(unreadable) + procfs.hides_processes(), KERNEL if search.by_kernel else PROC)
+    return Scan(tuple(holders), len(unreadable) + procfs.hides_processes(), source)
 
 
 def _holder(

@@ -179,7 +179,8 @@ def _ask(layout: Layout, wanted: AbstractSet[DeviceNumber]) -> Optional[list[Nam
     if opened is None or mapped is None:
         return None
     # What we have open is our parent's.
-    return sorted({one.named for one in (*opened, *mapped) if one.number in wanted and one.pid != os.getpid()})
+    named = {entry.named for entry in (*opened, *mapped)}
+    return sorted(one for one in named if one.number in wanted and one.pid != os.getpid())
 
 
 def _opened(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[_Entry]]:
@@ -187,7 +188,8 @@ def _opened(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> 
     with open(_WITNESS, "rb", buffering=0) as device:
         mine = number_of(os.fstat(device.fileno()))
         entries = _told(program(layout, table, {*wanted, mine}), table)
-    return entries if any(entry.pid == os.getpid() and entry.number == mine for entry in entries) else None
+    seen = any(entry.named.pid == os.getpid() and entry.named.number == mine for entry in entries)
+    return entries if seen else None
 
 
 def _mapped(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> Optional[list[_Entry]]:
@@ -196,7 +198,8 @@ def _mapped(layout: Layout, table: Table, wanted: AbstractSet[DeviceNumber]) -> 
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         inode = _inode_of(memory)
         entries = _told(program(layout, table, wanted, inode), table)
-    return entries if any(entry.pid == os.getpid() and entry.inode == inode for entry in entries) else None
+    seen = any(entry.named.pid == os.getpid() and entry.inode == inode for entry in entries)
+    return entries if seen else None
 
 
 def _inode_of(memory: mmap.mmap) -> int:
@@ -219,19 +222,15 @@ def _told(code: bytes, table: Table) -> list[_Entry]:
 
 
 class _Entry(NamedTuple):
-    pid: int
-    thread: int
-    number: DeviceNumber
-    inode: int
+    """What the program tells of one handle or mapping."""
 
-    @property
-    def named(self) -> Named:
-        return Named(self.pid, self.thread, self.number)
+    named: Named
+    inode: int
 
 
 def _entry(pid: int, thread: int, mode: int, device: int, inode: int) -> _Entry:
     kind = "char" if stat.S_ISCHR(mode) else "block" if stat.S_ISBLK(mode) else "inode"
-    return _Entry(pid, thread, DeviceNumber(kind, device >> 20, device & 0xFFFFF), inode)
+    return _Entry(Named(pid, thread, DeviceNumber(kind, device >> 20, device & 0xFFFFF)), inode)
 
 
 def _kernel_s(number: DeviceNumber) -> int:

@@ -16,7 +16,7 @@ from ansible_collections.gpuops.inference.plugins.module_utils._containers impor
 )
 from ansible_collections.gpuops.inference.plugins.module_utils._device_handles import (
     DRIVER,
-    PROC,
+    SOURCE_PROC,
     Device,
     Holder,
     Scan,
@@ -284,7 +284,7 @@ class _Report:
             "survivors": survivors,
             "respawned": respawned,
             "scan_complete": scan.unreadable == 0,
-            "scan_source": first.source if first.source == last.source else PROC,
+            "scan_source": first.source if first.source == last.source else SOURCE_PROC,
             "diff": process_diff(holders, left + respawned),
             "warnings": warnings,
         }

@@ -166,8 +166,8 @@ class _Crew:
 def _work_and_exit(work: Work, jobs: int, say: int, lifeline: int) -> NoReturn:
     """A child's life. It never comes back into its parent's code, whatever happens."""
     try:
+        jobs, say, lifeline = map(_above_the_standard_handles, (jobs, say, lifeline))
         # Whoever waits for the end of our parent's output must not wait for us.
-        jobs, say, lifeline = (_away_from_the_standard_ones(handle) for handle in (jobs, say, lifeline))
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
@@ -180,6 +180,7 @@ def _work_and_exit(work: Work, jobs: int, say: int, lifeline: int) -> NoReturn:
     except (OSError, MemoryError):
         # It dies like one that was killed.
         pass
+    # The edge of a process: what is not said to the parent here is lost.
     except Exception:
         os.write(say, f"{_MISTAKE} {json.dumps(traceback.format_exc())}\n".encode())
         raise
@@ -187,8 +188,8 @@ def _work_and_exit(work: Work, jobs: int, say: int, lifeline: int) -> NoReturn:
         os._exit(0)
 
 
-def _away_from_the_standard_ones(handle: int) -> int:
-    """Who was started without standard input or output gets its number for whatever he opens."""
+def _above_the_standard_handles(handle: int) -> int:
+    """The same pipe under a number above 2. Who was started without standard input gets 0 for what it opens first."""
     return handle if handle > 2 else fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -103,18 +103,20 @@ class Crowd(NamedTuple):
     pids: dict[str, int]
 
 
-# It numbers processes as the machine does, so it is asked in the machine's own pid namespace only.
-ASKS_THE_KERNEL = [
-    pytest.mark.root,
-    pytest.mark.alone,
-    pytest.mark.skipif(not SEES_ALL, reason="the kernel tells root only, in the machine's own pid namespace"),
-]
-KERNEL = pytest.param("the kernel", marks=ASKS_THE_KERNEL)
+def of_the_kernel(*values: object) -> list[Any]:
+    """Parameters with which the kernel is asked. It tells root, and numbers processes as the machine does."""
+    marks = [
+        pytest.mark.root,
+        pytest.mark.alone,
+        pytest.mark.skipif(not SEES_ALL, reason="the kernel tells root only, in the machine's own pid namespace"),
+    ]
+    return [pytest.param(value, marks=marks) for value in values]
+
 
 Look = Callable[[Path], dict[int, Holder]]
 
 
-@pytest.fixture(params=["children", "no children", KERNEL])
+@pytest.fixture(params=["children", "no children", *of_the_kernel("the kernel")])
 def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Look:
     """Finds a card's holders, by pid: children ask process after process, or we do, or the kernel is asked once."""
 
@@ -213,7 +215,7 @@ def test_fuser_finds_some_of_them_and_nobody_else(on_a_device: Crowd, look: Look
     assert unseen == {"dead leader", "dead leader, mapping", "a deleted node", *NAMESPACES}
 
 
-@pytest.mark.parametrize("look", [KERNEL], indirect=True)
+@pytest.mark.parametrize("look", of_the_kernel("the kernel"), indirect=True)
 def test_a_handle_in_a_thread_s_own_table_is_named_by_the_kernel(on_a_device: Crowd, look: Look) -> None:
     """Below /proc each thread of each process would have to be asked: that takes too long, and fuser does not, too."""
     with holding([sys.executable, "-c", OWN_TABLE, str(on_a_device.card)]) as pid:
@@ -221,7 +223,7 @@ def test_a_handle_in_a_thread_s_own_table_is_named_by_the_kernel(on_a_device: Cr
         assert look(on_a_device.card)[pid].evidence_list == ["thread_fd"]
 
 
-@pytest.mark.parametrize("user", [pytest.param(0, marks=ASKS_THE_KERNEL), pytest.param(65534, marks=ASKS_THE_KERNEL)])
+@pytest.mark.parametrize("user", of_the_kernel(0, 65534))
 def test_the_kernel_tells_nobody_but_root(user: int) -> None:
     """Others look below /proc, and count those that they may not look into."""
     os.seteuid(user)
@@ -232,7 +234,7 @@ def test_the_kernel_tells_nobody_but_root(user: int) -> None:
 
 
 @pytest.mark.parametrize("computes", [False, True])
-@pytest.mark.parametrize("hidden", [pytest.param(hidden, marks=ASKS_THE_KERNEL) for hidden in (False, True)])
+@pytest.mark.parametrize("hidden", of_the_kernel(False, True))
 def test_whom_the_kernel_names_though_proc_hides_what_he_holds_counts(
     tmp_path: Path, hidden: bool, computes: bool
 ) -> None:

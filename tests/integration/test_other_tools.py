@@ -42,7 +42,6 @@ from tests.integration.test_every_holder import (
     DROP_PRIVILEGES,
     END_THE_LEADER,
     HOLD,
-    KERNEL,
     MAP,
     NAMESPACES,
     OWN_NODE,
@@ -52,6 +51,7 @@ from tests.integration.test_every_holder import (
     _innermost,
     fuser,
     holding,
+    of_the_kernel,
 )
 from tests.integration.test_hostile_trees import frozen
 from tests.lab import dstate
@@ -232,7 +232,7 @@ HOLDERS: dict[str, Maker] = {
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=KERNEL.marks) if row == "own_table" else row for row in HOLDERS]
+    "row", [one for row in HOLDERS for one in (of_the_kernel(row) if row == "own_table" else [row])]
 )
 def test_holder(card: Path, row: str) -> None:
     with HOLDERS[row](card) as pid:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def fails(_rig: Rig, record: dict[str, Any]) -> None:
 
 def hangs(_rig: Rig, record: dict[str, Any]) -> None:
     record["seen"] = 1
-    time.sleep(30)
+    signal.pause()
 
 
 def breaks_a_promise(_rig: Rig, record: dict[str, Any]) -> None:

@@ -27,14 +27,12 @@ from tests.unit.fake_proc import FakeProc
 
 NULL = Path("/dev/null")
 
-# What the kernel says of the card: threads, by process.
-Told = Optional[dict[int, set[int]]]
+# Threads, by process.
+Threads = dict[int, set[int]]
 
 
-def named(told: Told, *numbers: DeviceNumber) -> Optional[set[Named]]:
-    """The same as the kernel says it: all these threads have all these devices."""
-    if told is None:
-        return None
+def named(told: Threads, *numbers: DeviceNumber) -> set[Named]:
+    """What the kernel says where all these threads have all these devices."""
     return {Named(pid, thread, number) for pid, threads in told.items() for thread in threads for number in numbers}
 
 
@@ -59,11 +57,11 @@ def kernel(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Han
     """A look for a card where the kernel names these threads, by process. It is asked once for each that is given."""
     monkeypatch.setattr(_handle_search, "PROC", str(proc.root))
 
-    def search(*told: Told, card: Path = NULL, machine_s: bool = True) -> HandleSearch:
+    def search(*told: Optional[Threads], card: Path = NULL, machine_s: bool = True) -> HandleSearch:
         monkeypatch.setattr(ProcFs, "in_host_pid_namespace", lambda self: machine_s)
         number = number_of(card.stat())
-        answers = iter(told)
-        one = HandleSearch({number}, proc.procfs, ask_kernel=lambda _wanted: named(next(answers), number))
+        answers = iter([None if threads is None else named(threads, number) for threads in told])
+        one = HandleSearch({number}, proc.procfs, ask_kernel=lambda _wanted: next(answers))
         one.look_at_all()
         return one
 
@@ -222,9 +220,8 @@ def test_who_has_one_device_to_be_seen_and_another_one_not_is_no_known_holder(
     card, uvm = proc.card(3), proc.uvm()
     proc.add(100, fds=[uvm])
     device, node = Device(str(card), number_of(card.stat()), 1), number_of(uvm.stat())
-    opened, mapped = named({100: {100}}, node) or set(), named({100: {100}}, device.number) or set()
+    opened, everything = named({100: {100}}, node), named({100: {100}}, node, device.number)
     assert find_holders([device], node, proc.procfs, ask_kernel=lambda _wanted: opened) == Scan((), 0, "kernel")
-    everything = opened | mapped
     assert find_holders([device], node, proc.procfs, ask_kernel=lambda _wanted: everything) == Scan((), 1, "kernel")
 
 
@@ -235,7 +232,7 @@ def test_what_was_seen_of_one_process_at_any_look_counts(proc: FakeProc, monkeyp
     numbers = [number_of(card.stat()) for card in cards]
     asked: list[object] = []
 
-    def name(_wanted: object) -> Optional[set[Named]]:
+    def name(_wanted: object) -> set[Named]:
         proc.remove(100)
         proc.add(100, fds=[cards[len(asked) % 2]])
         asked.append(None)
